@@ -1,0 +1,85 @@
+"""What registration takes and gives: matches, surfaces, a status, a result."""
+
+import enum
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial import cKDTree
+
+FloatArray = NDArray[np.floating]
+
+
+class Status(enum.Enum):
+    """How a registration or a warp ended. OK is the only good value."""
+
+    OK = "ok"
+    TOO_FEW_POINTS = "too few points in a cloud"
+    TOO_FEW_MATCHES = "too few matches"
+    TOO_FEW_INLIERS = "too few matches agree on one motion"
+    DEGENERATE = "the geometry leaves the motion undetermined"
+    LOW_OVERLAP = "the aligned clouds overlap too little"
+    HIGH_RESIDUAL = "the aligned clouds do not lie on each other"
+    FREE_SPACE = "the aligned cloud stands where the sensor looked through"
+    NOT_CONVERGED = "the optimisation did not converge"
+    OUT_OF_TIME = "the time budget ran out"
+
+
+class Matches(NamedTuple):
+    """Corresponding points with confidences, most confident first.
+
+    source: (M, 3) metres, in the source's frame. target: (M, 3) metres, in the target's frame.
+    confidence: (M,) in [0, 1].
+    """
+
+    source: FloatArray
+    target: FloatArray
+    confidence: FloatArray
+
+
+@dataclass(frozen=True)
+class Surface:
+    """A cloud prepared for alignment: an even grid of points with unit normals.
+
+    points: (N, 3) metres. normals: (N, 3), turned to the viewpoint. spacing: grid size in metres.
+    viewpoint: (3,) where the sensor stood, in the cloud's frame.
+    """
+
+    points: FloatArray
+    normals: FloatArray
+    spacing: float
+    viewpoint: FloatArray = field(default_factory=lambda: np.zeros(3))
+
+    @cached_property
+    def tree(self) -> cKDTree:
+        """The search tree of `points`, built on first use."""
+        return cKDTree(self.points)
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A rigid alignment of a source cloud to a target cloud.
+
+    transform: (4, 4), source to target, or None unless status is OK.
+    inliers: (M,) bool, the matches that agree with the motion (with the best refused one if rejected).
+    rmse: metres, residual of the overlapping surface. overlap: share of the source on the target.
+    covariance: (6, 6) of the motion [translation, rotation vector] in the target's frame, or None.
+    seconds: wall time by stage. method: which estimator found it ("lepard" or a fallback's name).
+    """
+
+    transform: FloatArray | None
+    status: Status
+    matches: Matches
+    inliers: NDArray[np.bool_]
+    rmse: float = float("nan")
+    overlap: float = 0.0
+    covariance: FloatArray | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    method: str = "lepard"
+
+    @property
+    def ok(self) -> bool:
+        """Whether the alignment was accepted."""
+        return self.status is Status.OK

@@ -1,0 +1,18 @@
+# ROS 2 wheels name include directories of the machine that built them, and CMake refuses targets with missing ones.
+# Passed as CMAKE_PROJECT_INCLUDE: drops the missing directories once the project has imported all its targets.
+function(lepard_drop_missing_includes)
+  get_property(targets DIRECTORY PROPERTY IMPORTED_TARGETS)
+  foreach(target IN LISTS targets)
+    get_target_property(directories ${target} INTERFACE_INCLUDE_DIRECTORIES)
+    set(kept "")
+    foreach(directory IN LISTS directories)
+      if(directory MATCHES "^\\$<" OR EXISTS "${directory}")
+        list(APPEND kept "${directory}")
+      endif()
+    endforeach()
+    if(directories)
+      set_target_properties(${target} PROPERTIES INTERFACE_INCLUDE_DIRECTORIES "${kept}")
+    endif()
+  endforeach()
+endfunction()
+cmake_language(DEFER CALL lepard_drop_missing_includes)

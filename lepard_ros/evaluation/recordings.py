@@ -1,0 +1,191 @@
+"""Recordings of a moving depth camera: a TUM folder, a 7-Scenes folder, or a synthesised room."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lepard_ros.cloud.depth import Camera
+from lepard_ros.errors import InputError
+from lepard_ros.evaluation.trajectories import read_tum, stamps_to_ns
+
+SEVEN_SCENES_CAMERA = Camera(640, 480, 585.0, 585.0, 320.0, 240.0)
+SEVEN_SCENES_RATE = 30.0
+SEVEN_SCENES_INVALID = 65535
+POSE_TOLERANCE_NS = 20_000_000
+
+
+class DepthFrame(NamedTuple):
+    """One depth image. stamp_ns: when it was taken. depth: (H, W) metres, 0 where nothing was seen.
+
+    pose: (4, 4) camera to world, or None where the recording has no truth.
+    """
+
+    stamp_ns: int
+    depth: NDArray[np.float32]
+    pose: NDArray[np.float64] | None
+
+
+class _Shot(NamedTuple):
+    """Where one image lies on the disc, and its pose."""
+
+    stamp_ns: int
+    path: Path
+    pose: NDArray[np.float64] | None
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A sequence of depth images that is read from the disc one by one. scale: units per metre in the files."""
+
+    camera: Camera
+    shots: tuple[_Shot, ...]
+    scale: float
+    invalid: int = 0
+
+    def __len__(self) -> int:
+        """How many images there are."""
+        return len(self.shots)
+
+    def frames(self) -> Iterator[DepthFrame]:
+        """Every image in order of time."""
+        for shot in self.shots:
+            yield DepthFrame(shot.stamp_ns, self._read(shot.path), shot.pose)
+
+    def _read(self, path: Path) -> NDArray[np.float32]:
+        raw = read_depth_png(path)
+        if raw.shape != (self.camera.height, self.camera.width):
+            raise InputError(f"{path} is {raw.shape[1]}x{raw.shape[0]} pixels, but the camera says otherwise.")
+        raw = np.where(raw == self.invalid, 0, raw) if self.invalid else raw
+        return (raw / self.scale).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class RoomRecording:
+    """A synthesised sequence of a room, rendered when it is read."""
+
+    seed: int
+    count: int
+    rate: float
+
+    @property
+    def camera(self) -> Camera:
+        """The camera that looked."""
+        return self._sequence().camera
+
+    def __len__(self) -> int:
+        """How many images there are."""
+        return self.count
+
+    def frames(self) -> Iterator[DepthFrame]:
+        """Every image in order of time."""
+        sequence = self._sequence()
+        stamps = stamps_to_ns(np.asarray(sequence.stamps))
+        for stamp, depth, pose in zip(stamps, sequence.depths, sequence.poses, strict=True):
+            yield DepthFrame(int(stamp), np.asarray(depth, np.float32), np.asarray(pose, np.float64))
+
+    def _sequence(self):  # type: ignore[no-untyped-def]  # the type lives in learning, which is imported late
+        from lepard_ros.learning.sequences import room_sequence
+
+        if "sequence" not in self.__dict__:
+            self.__dict__["sequence"] = room_sequence(self.seed, self.count, self.rate)
+        return self.__dict__["sequence"]
+
+
+def open_recording(source: str, *, frames: int = 60, rate: float = 10.0) -> "Recording | RoomRecording":
+    """The recording that `source` names: a folder, or "synthetic:SEED" (of `frames` images at `rate` Hz)."""
+    if source.startswith("synthetic:"):
+        return RoomRecording(_seed(source), frames, rate)
+    folder = Path(source)
+    if not folder.is_dir():
+        raise InputError(f"{source} is neither a folder with depth images nor synthetic:SEED.")
+    if (folder / "depth").is_dir():
+        return _open_tum(folder)
+    if next(folder.glob("frame-*.depth.png"), None):
+        return _open_seven_scenes(folder)
+    raise InputError(f"{source} has neither depth/*.png (TUM) nor frame-*.depth.png (7-Scenes).")
+
+
+def read_depth_png(path: Path) -> NDArray[np.uint16]:
+    """A 16-bit depth image: (H, W)."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            array = np.asarray(image)
+    except (OSError, SyntaxError) as error:
+        raise InputError(f"{path} is not a readable PNG image ({error}).") from error
+    if array.ndim != 2:
+        raise InputError(f"{path} is not a one-channel depth image; its array has shape {array.shape}.")
+    return array.astype(np.uint16)
+
+
+def _seed(source: str) -> int:
+    digits = source.partition(":")[2]
+    if not digits.isdigit():
+        raise InputError(f"{source!r} needs a whole number after the colon, as in synthetic:7.")
+    return int(digits)
+
+
+def _open_tum(folder: Path) -> Recording:
+    camera, scale = _read_camera(folder / "camera.txt")
+    truth = next((folder / name for name in ("poses.txt", "groundtruth.txt") if (folder / name).is_file()), None)
+    paths = sorted((folder / "depth").glob("*.png"), key=_stamp_of)
+    if not paths:
+        raise InputError(f"{folder}/depth holds no PNG image.")
+    stamps = np.array([_stamp_of(path) for path in paths])
+    poses = _poses_at(truth, stamps) if truth else [None] * len(paths)
+    shots = tuple(_Shot(int(s), path, pose) for s, path, pose in zip(stamps, paths, poses, strict=True))
+    return Recording(camera, shots, scale)
+
+
+def _stamp_of(path: Path) -> int:
+    """Nanoseconds from a file name in decimal seconds, without the rounding of a float."""
+    whole, _, fraction = path.stem.partition(".")
+    if not whole.isdigit() or (fraction and not fraction.isdigit()):
+        raise InputError(f"{path} should be named by its time in seconds, as in 1305031453.374112.png.")
+    return int(whole) * 10**9 + int((fraction + "0" * 9)[:9])
+
+
+def _read_camera(path: Path) -> tuple[Camera, float]:
+    """The camera and the units per metre of a line such as `fx 517.3 fy 516.5 cx 318.6 cy 255.3 width 640 ...`."""
+    try:
+        words = next(line for line in path.read_text().splitlines() if not line.startswith("#")).split()
+        values = dict(zip(words[::2], map(float, words[1::2]), strict=True))
+        size = int(values["width"]), int(values["height"])
+        return Camera(*size, *(values[name] for name in ("fx", "fy", "cx", "cy"))), values["depth_scale"]
+    except (OSError, ValueError, KeyError, StopIteration) as error:
+        line = "fx 525 fy 525 cx 319.5 cy 239.5 width 640 height 480 depth_scale 5000"
+        raise InputError(f"{path} should hold one line such as '{line}' ({error}).") from error
+
+
+def _poses_at(path: Path, stamps: NDArray[np.int64]) -> list[NDArray[np.float64] | None]:
+    """The pose nearest in time to each stamp, None where there is none within the tolerance."""
+    trajectory = read_tum(path)
+    known = stamps_to_ns(trajectory.stamps)
+    nearest = np.abs(known[None, :] - stamps[:, None]).argmin(axis=1)
+    close = np.abs(known[nearest] - stamps) <= POSE_TOLERANCE_NS
+    return [trajectory.poses[i] if ok else None for i, ok in zip(nearest, close, strict=True)]
+
+
+def _open_seven_scenes(folder: Path) -> Recording:
+    paths = sorted(folder.glob("frame-*.depth.png"))
+    start = 10**9  # 7-Scenes has no time: the images are numbered, taken at 30 Hz
+    shots = [
+        _Shot(start + round(i * 1e9 / SEVEN_SCENES_RATE), path, _seven_scenes_pose(path))
+        for i, path in enumerate(paths)
+    ]
+    return Recording(SEVEN_SCENES_CAMERA, tuple(shots), 1000.0, SEVEN_SCENES_INVALID)
+
+
+def _seven_scenes_pose(path: Path) -> NDArray[np.float64] | None:
+    pose_path = path.with_name(path.name.replace(".depth.png", ".pose.txt"))
+    if not pose_path.is_file():
+        return None
+    try:
+        return np.loadtxt(pose_path).reshape(4, 4)
+    except ValueError as error:
+        raise InputError(f"{pose_path} should hold a 4 x 4 matrix ({error}).") from error

@@ -22,9 +22,24 @@ INFO = "sensor_msgs/msg/CameraInfo"
 TF = "tf2_msgs/msg/TFMessage"
 POSE = "geometry_msgs/msg/PoseStamped"
 ODOMETRY = "nav_msgs/msg/Odometry"
-_TRUTH_TYPES = (POSE, "geometry_msgs/msg/PoseWithCovarianceStamped", "geometry_msgs/msg/TransformStamped", ODOMETRY)
+_TRUTH_TYPES = (
+    POSE,
+    "geometry_msgs/msg/PoseWithCovarianceStamped",
+    "geometry_msgs/msg/TransformStamped",
+    ODOMETRY,
+)
 # What the storage readers raise on damaged files, beside their own error types.
-_DAMAGE = (OSError, struct.error, ValueError, KeyError, IndexError, AssertionError, EOFError, MemoryError, TypeError)
+_DAMAGE = (
+    OSError,
+    struct.error,
+    ValueError,
+    KeyError,
+    IndexError,
+    AssertionError,
+    EOFError,
+    MemoryError,
+    TypeError,
+)
 
 
 class BagFrame(NamedTuple):
@@ -75,7 +90,11 @@ class Bag:
         """Every cloud of the topic in the order of recording."""
         if self.topics()[topic][0] == CLOUD:
             for message, recorded in self._messages(topic):
-                yield BagFrame(_stamp(message, recorded), message.header.frame_id, decode_points(message))
+                yield BagFrame(
+                    _stamp(message, recorded),
+                    message.header.frame_id,
+                    decode_points(message),
+                )
         else:
             yield from self._depth_frames(topic)
 
@@ -112,7 +131,11 @@ class Bag:
             depth = decode_depth(message)
             if depth.shape != (camera.height, camera.width):
                 raise InputError(f"An image on {topic} is not of the size that its camera info says.")
-            yield BagFrame(_stamp(message, recorded), message.header.frame_id, depth_to_points(depth, camera))
+            yield BagFrame(
+                _stamp(message, recorded),
+                message.header.frame_id,
+                depth_to_points(depth, camera),
+            )
 
     def _camera(self, topic: str) -> Camera:
         """The camera that belongs to an image topic: the camera_info beside it."""

@@ -45,7 +45,12 @@ class BagWriter:
     """Writes organised clouds (or depth images with camera info) and their true poses; use it in a `with`."""
 
     def __init__(
-        self, path: Path, camera: Camera, *, depth: bool = False, storage: Literal["mcap", "sqlite3"] = "mcap"
+        self,
+        path: Path,
+        camera: Camera,
+        *,
+        depth: bool = False,
+        storage: Literal["mcap", "sqlite3"] = "mcap",
     ) -> None:
         """Open a new bag. depth: write images instead of clouds. storage: the file format inside the bag."""
         if path.exists():
@@ -62,11 +67,21 @@ class BagWriter:
         self._writer.open()
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Write the index."""
         self._writer.close()
 
-    def write(self, stamp_ns: int, depth: NDArray[np.float32], pose: NDArray[np.float64] | None = None) -> None:
+    def write(
+        self,
+        stamp_ns: int,
+        depth: NDArray[np.float32],
+        pose: NDArray[np.float64] | None = None,
+    ) -> None:
         """Write one image. depth: (H, W) metres, 0 or NaN where nothing was seen. pose: (4, 4) camera to world."""
         if pose is not None:
             self._put(TRUTH_TOPIC, stamp_ns, self._pose(stamp_ns, pose))
@@ -74,7 +89,11 @@ class BagWriter:
             self._put(INFO_TOPIC, stamp_ns, self._info(stamp_ns))
             self._put(IMAGE_TOPIC, stamp_ns, self._image(stamp_ns, depth))
         else:
-            self._put(POINTS_TOPIC, stamp_ns, self._cloud(stamp_ns, depth_to_points(depth, self._camera)))
+            self._put(
+                POINTS_TOPIC,
+                stamp_ns,
+                self._cloud(stamp_ns, depth_to_points(depth, self._camera)),
+            )
 
     def _put(self, topic: str, stamp_ns: int, message: Any) -> None:
         kind = _TYPES[topic]
@@ -96,7 +115,17 @@ class BagWriter:
         fields = [self._new("sensor_msgs/msg/PointField", f.name, f.offset, f.datatype, f.count) for f in c.fields]
         data = np.frombuffer(c.data, np.uint8)
         header = self._header(stamp_ns, CAMERA_FRAME)
-        members = header, c.height, c.width, fields, c.is_bigendian, c.point_step, c.row_step, data, c.is_dense
+        members = (
+            header,
+            c.height,
+            c.width,
+            fields,
+            c.is_bigendian,
+            c.point_step,
+            c.row_step,
+            data,
+            c.is_dense,
+        )
         return self._new("sensor_msgs/msg/PointCloud2", *members)
 
     def _image(self, stamp_ns: int, depth: NDArray[np.float32]) -> Any:
@@ -113,7 +142,19 @@ class BagWriter:
         p = np.array([c.fx, 0, c.cx, 0, 0, c.fy, c.cy, 0, 0, 0, 1.0, 0])
         roi = self._new("sensor_msgs/msg/RegionOfInterest", 0, 0, 0, 0, False)
         header = self._header(stamp_ns, CAMERA_FRAME)
-        members = header, c.height, c.width, "plumb_bob", np.zeros(5), k, np.eye(3).ravel(), p, 0, 0, roi
+        members = (
+            header,
+            c.height,
+            c.width,
+            "plumb_bob",
+            np.zeros(5),
+            k,
+            np.eye(3).ravel(),
+            p,
+            0,
+            0,
+            roi,
+        )
         return self._new("sensor_msgs/msg/CameraInfo", *members)
 
     def _pose(self, stamp_ns: int, pose: NDArray[np.float64]) -> Any:

@@ -18,18 +18,51 @@ HELP = "make a rosbag2 from depth images, or list what a bag holds"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `lepard bag`."""
     actions = parser.add_subparsers(dest="action", required=True)
-    make = actions.add_parser("make", help="write a rosbag2 from a TUM or 7-Scenes folder, or from a synthetic room")
-    make.add_argument("source", help="folder with depth/*.png, camera.txt, poses.txt; 7-Scenes folder; synthetic:SEED")
+    make = actions.add_parser(
+        "make",
+        help="write a rosbag2 from a TUM or 7-Scenes folder, or from a synthetic room",
+    )
+    make.add_argument(
+        "source",
+        help="folder with depth/*.png, camera.txt, poses.txt; 7-Scenes folder; synthetic:SEED",
+    )
     make.add_argument("output", type=Path, help="the new bag (a directory)")
-    make.add_argument("--depth", action="store_true", help="write depth images and camera info instead of clouds")
-    make.add_argument("--stride", type=int, default=1, help="keep every n-th pixel of a row and a column (default 1)")
+    make.add_argument(
+        "--depth",
+        action="store_true",
+        help="write depth images and camera info instead of clouds",
+    )
+    make.add_argument(
+        "--stride",
+        type=int,
+        default=1,
+        help="keep every n-th pixel of a row and a column (default 1)",
+    )
     make.add_argument("--every", type=int, default=1, help="keep every n-th image (default 1)")
     make.add_argument(
-        "--gap", type=float, nargs=2, metavar=("START", "SECONDS"), help="leave out the images of this time (a kidnap)"
+        "--gap",
+        type=float,
+        nargs=2,
+        metavar=("START", "SECONDS"),
+        help="leave out the images of this time (a kidnap)",
     )
-    make.add_argument("--frames", type=int, help="keep the first n images (synthetic: how many to make, default 60)")
-    make.add_argument("--rate", type=float, default=10.0, help="images a second of a synthetic room (default 10)")
-    make.add_argument("--storage", choices=("mcap", "sqlite3"), default="mcap", help="file format (default mcap)")
+    make.add_argument(
+        "--frames",
+        type=int,
+        help="keep the first n images (synthetic: how many to make, default 60)",
+    )
+    make.add_argument(
+        "--rate",
+        type=float,
+        default=10.0,
+        help="images a second of a synthetic room (default 10)",
+    )
+    make.add_argument(
+        "--storage",
+        choices=("mcap", "sqlite3"),
+        default="mcap",
+        help="file format (default mcap)",
+    )
     info = actions.add_parser("info", help="list the topics of a bag")
     info.add_argument("bag", type=Path, help="the bag (a directory, .mcap, .db3 or .bag)")
 
@@ -90,7 +123,11 @@ def make_bag(
 
 
 def select_frames(
-    frames: Iterable[DepthFrame], *, every: int = 1, gap: tuple[float, float] | None = None, first: int | None = None
+    frames: Iterable[DepthFrame],
+    *,
+    every: int = 1,
+    gap: tuple[float, float] | None = None,
+    first: int | None = None,
 ) -> Iterator[DepthFrame]:
     """Every n-th of the first frames, without those in the gap (start, length in seconds from the first frame)."""
     start_ns: int | None = None
@@ -106,4 +143,10 @@ def select_frames(
 def shrink_camera(camera: Camera, stride: int) -> Camera:
     """The camera of an image of which every n-th pixel was kept, beginning with the first."""
     size = -(-camera.width // stride), -(-camera.height // stride)
-    return Camera(*size, camera.fx / stride, camera.fy / stride, camera.cx / stride, camera.cy / stride)
+    return Camera(
+        *size,
+        camera.fx / stride,
+        camera.fy / stride,
+        camera.cx / stride,
+        camera.cy / stride,
+    )

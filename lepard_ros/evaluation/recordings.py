@@ -132,7 +132,10 @@ def _seed(source: str) -> int:
 
 def _open_tum(folder: Path) -> Recording:
     camera, scale = _read_camera(folder / "camera.txt")
-    truth = next((folder / name for name in ("poses.txt", "groundtruth.txt") if (folder / name).is_file()), None)
+    truth = next(
+        (folder / name for name in ("poses.txt", "groundtruth.txt") if (folder / name).is_file()),
+        None,
+    )
     paths = sorted((folder / "depth").glob("*.png"), key=_stamp_of)
     if not paths:
         raise InputError(f"{folder}/depth holds no PNG image.")

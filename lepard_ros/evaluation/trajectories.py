@@ -123,7 +123,14 @@ def compare(estimate: Trajectory, truth: Trajectory, tolerance: float = 0.02) ->
     ]
     rmse = ape.get_statistic(metrics.StatisticsType.rmse)
     positions = np.array(measured.positions_xyz), np.array(reference.positions_xyz)
-    return TrajectoryError(np.array(measured.timestamps), np.array(ape.error), rmse, *relative, *positions, alignment)
+    return TrajectoryError(
+        np.array(measured.timestamps),
+        np.array(ape.error),
+        rmse,
+        *relative,
+        *positions,
+        alignment,
+    )
 
 
 def _evo():  # type: ignore[no-untyped-def]  # modules of an optional package
@@ -158,6 +165,11 @@ def _relative_error(metrics, reference, measured, kind: str) -> float:  # type: 
     step = max(1, round(1.0 / float(np.median(np.diff(reference.timestamps)))))
     if len(reference.timestamps) <= step:
         return float("nan")
-    rpe = metrics.RPE(metrics.PoseRelation[kind], delta=step, delta_unit=metrics.Unit.frames, all_pairs=True)
+    rpe = metrics.RPE(
+        metrics.PoseRelation[kind],
+        delta=step,
+        delta_unit=metrics.Unit.frames,
+        all_pairs=True,
+    )
     rpe.process_data((reference, measured))
     return float(rpe.get_statistic(metrics.StatisticsType.rmse))

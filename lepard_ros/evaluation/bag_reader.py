@@ -1,5 +1,6 @@
 """Read a rosbag2 without ROS: clouds or depth images in order, and the true poses if there are any."""
 
+import functools
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -159,7 +160,7 @@ class Bag:
             for link in message.transforms:
                 row = _transform_row(link, recorded)
                 links.setdefault(_bare(link.child_frame_id), []).append((_bare(link.header.frame_id), row))
-        chain = []
+        chain: list[Trajectory] = []
         child = _bare(frame_id)
         while child in links and len(chain) < 64:
             chain.append(_trajectory([row for _, row in links[child]]))
@@ -234,7 +235,8 @@ def _compose(chain: list[Trajectory]) -> Trajectory | None:
     stamps, poses = [], []
     for stamp in max(chain, key=len).stamps:
         links = [link.poses[0] if len(link) == 1 else interpolate(link, stamp) for link in chain]
-        if all(link is not None for link in links):
+        known = [link for link in links if link is not None]
+        if len(known) == len(links):
             stamps.append(stamp)
-            poses.append(np.linalg.multi_dot(links[::-1]) if len(links) > 1 else links[0])  # root first
+            poses.append(functools.reduce(np.matmul, reversed(known)))  # the root's link first
     return Trajectory(np.array(stamps), np.array(poses).reshape(-1, 4, 4))

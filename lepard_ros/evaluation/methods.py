@@ -1,0 +1,109 @@
+"""Every way to register two clouds by its name, behind one interface, timed alike."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lepard_ros.errors import InputError
+from lepard_ros.evaluation.baselines import RIGID_BASELINES, Guess
+from lepard_ros.registration.types import Matches
+
+if TYPE_CHECKING:
+    from lepard_ros.matcher import Matcher
+
+FloatArray = NDArray[np.floating]
+
+LEPARD = "lepard:"
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """What a method made of a pair.
+
+    transform: (4, 4) source to target, or None where it refused. accepted: whether it calls the pair registered.
+    seconds, cpu_seconds: wall and processor time from raw points to the result. status: its own word for the outcome.
+    matches: what it matched, or None where it has none. inliers: (M,) bool. covariance: (6, 6) or None.
+    stages: wall seconds by stage.
+    """
+
+    transform: FloatArray | None
+    accepted: bool
+    seconds: float
+    cpu_seconds: float
+    status: str = ""
+    matches: Matches | None = None
+    inliers: NDArray[np.bool_] | None = None
+    covariance: FloatArray | None = None
+    stages: dict[str, float] = field(default_factory=dict)
+
+
+class Method(Protocol):
+    """A way to register two clouds."""
+
+    def register(self, source: FloatArray, target: FloatArray) -> MethodResult:
+        """Register source (N, 3) to target (M, 3), metres."""
+
+
+class BaselineMethod:
+    """A rigid baseline by its name."""
+
+    def __init__(self, name: str) -> None:
+        self._run: Callable[[FloatArray, FloatArray], Guess] = RIGID_BASELINES[name]
+
+    def register(self, source: FloatArray, target: FloatArray) -> MethodResult:
+        """Run the baseline. It has no honest refusal: its transform is reported even when it does not accept it."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        guess = self._run(source, target)
+        seconds, cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
+        return MethodResult(
+            guess.transform, guess.accepted, seconds, cpu_seconds, "ok" if guess.accepted else "refused"
+        )
+
+
+class LepardMethod:
+    """The matcher, end to end and alone: encode both clouds, match, register."""
+
+    def __init__(self, matcher: "Matcher") -> None:
+        self.matcher = matcher
+
+    def register(self, source: FloatArray, target: FloatArray) -> MethodResult:
+        """Register with `Matcher.register`."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        result = self.matcher.register(source, target)
+        return MethodResult(
+            transform=result.transform,
+            accepted=result.ok,
+            seconds=time.perf_counter() - wall,
+            cpu_seconds=time.process_time() - cpu,
+            status=result.status.name,
+            matches=result.matches,
+            inliers=result.inliers,
+            covariance=result.covariance,
+            stages=dict(result.seconds),
+        )
+
+
+def method_names() -> str:
+    """The names a person may give, for help and errors."""
+    return ", ".join(["lepard:rigid", "lepard:<weights>", *RIGID_BASELINES])
+
+
+def check_method_names(names: list[str]) -> None:
+    """Refuse an unknown method before any work is done."""
+    unknown = [name for name in names if not name.startswith(LEPARD) and name not in RIGID_BASELINES]
+    if unknown or not names:
+        raise InputError(f"unknown method {', '.join(unknown) or '(none given)'}: choose from {method_names()}.")
+
+
+def make_method(name: str) -> Method:
+    """The method of that name, ready to run: "lepard:<name or path of weights>" or a baseline."""
+    check_method_names([name])
+    if not name.startswith(LEPARD):
+        return BaselineMethod(name)
+    from lepard_ros.matcher import Matcher
+
+    return LepardMethod(Matcher.from_pretrained(name.removeprefix(LEPARD)))

@@ -1,0 +1,165 @@
+"""Whether an alignment can be trusted: evidence from the surfaces and the matches, and one rule that weighs it."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lepard_ros.registration.free_space import FreeSpaceSettings, conflicts
+from lepard_ros.registration.icp import Contact, normal_equations, sample, touch
+from lepard_ros.registration.kabsch import invert, move
+from lepard_ros.registration.types import FloatArray, Matches, Status, Surface
+
+
+@dataclass(frozen=True)
+class AcceptanceSettings:
+    """What an alignment must show.
+
+    least_quality: log-odds that the rule must reach; higher refuses more. least_inliers: matches that must agree.
+    least_overlap: share of the smaller cloud that must lie on the other. least_determinacy: see `Evidence`.
+    match_radius: metres between matched points that agree. reach: spacings within which a point looks for a surface.
+    free_space_weight: 1 as fitted; 0 ignores free space, for clouds whose viewpoint is not known.
+    """
+
+    least_quality: float = 0.0
+    least_inliers: int = 5
+    least_overlap: float = 0.04
+    least_determinacy: float = 0.06
+    match_radius: float = 0.15
+    reach: float = 3.0
+    least_facing: float = 0.5
+    free_space_weight: float = 1.0
+    free_space: FreeSpaceSettings = field(default_factory=FreeSpaceSettings)
+
+
+class Evidence(NamedTuple):
+    """What speaks for each of H motions; every field is (H,).
+
+    inliers: matches that agree; inlier_ratio: their share. overlap: share of the smaller cloud that lies on the other;
+    lying: how many grid points that is. fit: of the points that come near the other surface, the share that lies on
+    it with agreeing normals. residual: mean distance from the surface, in spacings. conflict: points in free space
+    over all points that can be judged. determinacy: how strongly the touching normals resist the least resisted
+    motion, in [0, 1]; a plane has 0.
+    """
+
+    inliers: FloatArray
+    inlier_ratio: FloatArray
+    overlap: FloatArray
+    lying: FloatArray
+    fit: FloatArray
+    residual: FloatArray
+    conflict: FloatArray
+    determinacy: FloatArray
+
+
+def gather_evidence(
+    matches: Matches,
+    source: Surface,
+    target: Surface,
+    transforms: FloatArray,
+    settings: AcceptanceSettings,
+    most_points: int,
+) -> Evidence:
+    """Evidence for motions (H, 4, 4), from at most `most_points` points of each cloud."""
+    few_source, few_target = sample(source, most_points), sample(target, most_points)
+    inverse, reach = invert(transforms), settings.reach * target.spacing
+    forward = touch(few_source, target, transforms, reach, settings.least_facing)
+    backward = touch(few_target, source, inverse, reach, settings.least_facing)
+    source_lies, target_lies = forward.lying(target.spacing), backward.lying(target.spacing)
+    near = np.isfinite(forward.distance).sum(1) + np.isfinite(backward.distance).sum(1)
+    lying = source_lies.sum(1) + target_lies.sum(1)
+    blocked = conflicts(forward.moved, target, settings.free_space).sum(1)
+    blocked += conflicts(backward.moved, source, settings.free_space).sum(1)
+    inliers = agreeing_matches(matches, transforms, settings.match_radius).sum(1)
+    return Evidence(
+        inliers=inliers.astype(float),
+        inlier_ratio=inliers / max(len(matches.confidence), 1),
+        overlap=np.maximum(source_lies.mean(1), target_lies.mean(1)),
+        lying=source_lies.mean(1) * len(source.points),
+        fit=lying / np.maximum(near, 1),
+        residual=mean_residual(forward, source_lies) / target.spacing,
+        conflict=blocked / np.maximum(blocked + lying, 1),
+        determinacy=determinacy(forward, source_lies),
+    )
+
+
+def agreeing_matches(matches: Matches, transforms: FloatArray, radius: float) -> NDArray[np.bool_]:
+    """Which matches agree with which motions (H, 4, 4), within `radius` metres. Returns (H, M)."""
+    apart = move(transforms, np.asarray(matches.source)) - np.asarray(matches.target)
+    return np.einsum("hmi,hmi->hm", apart, apart) < radius**2
+
+
+def mean_residual(contact: Contact, lying: NDArray[np.bool_]) -> FloatArray:
+    """Mean distance in metres of the lying points from the surface; (H,)."""
+    return (np.abs(contact.residual) * lying).sum(1) / np.maximum(lying.sum(1), 1)
+
+
+def determinacy(contact: Contact, lying: NDArray[np.bool_]) -> FloatArray:
+    """How well the contact determines the motion, (H,) in [0, 1].
+
+    The root of the smallest eigenvalue of the mean Hessian, lengths divided by the radius of the contact so that
+    turning and shifting compare: the mean sine by which normals resist the slipperiest motion.
+    """
+    hessian, _, centre = normal_equations(contact, lying.astype(float))
+    count = np.maximum(lying.sum(1), 1)
+    squared = ((contact.moved - centre[:, None]) ** 2).sum(2)
+    radius = np.sqrt((squared * lying).sum(1) / count)
+    scale = np.ones((len(radius), 6))
+    scale[:, 3:] = 1.0 / np.maximum(radius, 1e-6)[:, None]
+    normalised = hessian * scale[:, :, None] * scale[:, None, :] / count[:, None, None]
+    return np.sqrt(np.clip(np.linalg.eigvalsh(normalised)[:, 0], 0.0, None))
+
+
+# Log-odds that a motion is right = BIAS + sum of COEFFICIENTS * (feature - CENTRE).
+FEATURES = ("inliers", "inlier_ratio", "overlap", "lying", "fit", "residual", "conflict", "determinacy")
+CENTRE = np.array([3.0, 0.2, 0.3, 6.0, 0.6, 0.25, 0.05, -2.0])
+COEFFICIENTS = np.array([1.0, 2.0, 3.0, 0.5, 6.0, -6.0, -10.0, 1.0])
+BIAS = 0.0
+
+
+def features(evidence: Evidence) -> FloatArray:
+    """What the rule weighs, (H, 8): counts and determinacy as logarithms."""
+    logged = evidence._replace(
+        inliers=np.log1p(evidence.inliers),
+        lying=np.log1p(evidence.lying),
+        determinacy=np.log(np.maximum(evidence.determinacy, 1e-3)),
+    )
+    return np.stack([getattr(logged, name) for name in FEATURES], axis=1)
+
+
+def contributions(evidence: Evidence, settings: AcceptanceSettings) -> FloatArray:
+    """What each feature adds to the log-odds, (H, 8)."""
+    parts = COEFFICIENTS * (features(evidence) - CENTRE)
+    parts[:, FEATURES.index("conflict")] *= settings.free_space_weight
+    return parts
+
+
+def quality(evidence: Evidence, settings: AcceptanceSettings) -> FloatArray:
+    """Log-odds that each motion is right, (H,)."""
+    return BIAS + contributions(evidence, settings).sum(1)
+
+
+REASONS = {
+    "inliers": Status.TOO_FEW_INLIERS,
+    "inlier_ratio": Status.TOO_FEW_INLIERS,
+    "overlap": Status.LOW_OVERLAP,
+    "lying": Status.LOW_OVERLAP,
+    "fit": Status.HIGH_RESIDUAL,
+    "residual": Status.HIGH_RESIDUAL,
+    "conflict": Status.FREE_SPACE,
+    "determinacy": Status.DEGENERATE,
+}
+
+
+def judge(evidence: Evidence, settings: AcceptanceSettings) -> Status:
+    """The verdict on one motion (H = 1): OK, or what speaks most against it."""
+    if evidence.overlap[0] < settings.least_overlap:
+        return Status.LOW_OVERLAP
+    if evidence.determinacy[0] < settings.least_determinacy:
+        return Status.DEGENERATE
+    if evidence.inliers[0] < settings.least_inliers:
+        return Status.TOO_FEW_INLIERS
+    if quality(evidence, settings)[0] >= settings.least_quality:
+        return Status.OK
+    return REASONS[FEATURES[int(np.argmin(contributions(evidence, settings)[0]))]]

@@ -1,0 +1,65 @@
+"""A classical second opinion: FPFH features into the same hypotheses, verification and acceptance."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lepard_ros.errors import InputError
+from lepard_ros.registration.icp import sample
+from lepard_ros.registration.rigid import RigidSettings, register_matches
+from lepard_ros.registration.types import Matches, Registration, Surface
+
+
+@dataclass(frozen=True)
+class FpfhSettings:
+    """radius: of a feature, in spacings. neighbours: most points in it. points: most per cloud. matches: most kept."""
+
+    radius: float = 5.0
+    neighbours: int = 100
+    points: int = 5000
+    matches: int = 1500
+    rigid: RigidSettings = field(default_factory=RigidSettings)
+
+
+def register_fpfh(source: Surface, target: Surface, settings: FpfhSettings | None = None) -> Registration:
+    """Align by FPFH features instead of the network's; `method` of the result is "fpfh"."""
+    settings = settings or FpfhSettings()
+    matches = match_fpfh(source, target, settings)
+    return register_matches(matches, source, target, settings.rigid, method="fpfh")
+
+
+def match_fpfh(source: Surface, target: Surface, settings: FpfhSettings) -> Matches:
+    """Points that are each other's nearest in feature space first, then the other nearest ones."""
+    source, target = sample(source, settings.points), sample(target, settings.points)
+    if min(len(source.points), len(target.points)) == 0:
+        return Matches(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros(0))
+    nearest, mutual, distance = _nearest_features(fpfh(source, settings), fpfh(target, settings))
+    similarity = (-distance / distance.mean().clamp_min(1e-9)).exp()
+    confidence = torch.where(mutual, 0.5 + 0.5 * similarity, 0.1 * similarity)
+    kept = torch.topk(confidence, min(settings.matches, len(confidence))).indices
+    return Matches(source.points[kept], target.points[nearest[kept]], confidence[kept].numpy())
+
+
+def fpfh(surface: Surface, settings: FpfhSettings) -> Tensor:
+    """Fast point feature histograms, (N, 33) float32, each third of length one hundred."""
+    try:
+        import open3d
+    except ImportError as error:
+        raise InputError("The FPFH fallback needs open3d: pip install open3d-cpu (or open3d).") from error
+    cloud = open3d.geometry.PointCloud(open3d.utility.Vector3dVector(np.asarray(surface.points, dtype=np.float64)))
+    cloud.normals = open3d.utility.Vector3dVector(np.asarray(surface.normals, dtype=np.float64))
+    within = open3d.geometry.KDTreeSearchParamHybrid(settings.radius * surface.spacing, settings.neighbours)
+    histogram = open3d.pipelines.registration.compute_fpfh_feature(cloud, within).data
+    return torch.from_numpy(histogram.T.astype(np.float32))
+
+
+def _nearest_features(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """For each source feature: its nearest target (N,), whether they chose each other (N,), the distance (N,)."""
+    squared = torch.addmm((target**2).sum(1), source, target.T, alpha=-2.0)
+    nearest = squared.min(dim=1)
+    back = (squared + (source**2).sum(1, keepdim=True)).min(dim=0).indices
+    mutual = back[nearest.indices] == torch.arange(len(source))
+    distance = (nearest.values + (source**2).sum(1)).clamp_min(0.0).sqrt()
+    return nearest.indices, mutual, distance

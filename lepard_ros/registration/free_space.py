@@ -1,0 +1,56 @@
+"""What a sensor looked through: nothing may stand in front of the surface it saw.
+
+The view of a cloud is a coarse map of depths around its viewpoint, over all directions (an octahedron unfolded to a
+square, so that there are no poles). A fused fragment was seen from several places and is judged from one, so a
+conflict is evidence, not proof.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.ndimage import minimum_filter
+
+from lepard_ros.registration.types import FloatArray, Surface
+
+
+@dataclass(frozen=True)
+class FreeSpaceSettings:
+    """When a point counts as standing in free space.
+
+    cells: the side of the map (64 cells: about 3 degrees each). margin, relative_margin: a point must stand in front
+    of what was seen by more than so many metres plus that share of the depth. nearest: metres around the viewpoint
+    that are not judged, where sensors are blind.
+    """
+
+    cells: int = 64
+    margin: float = 0.10
+    relative_margin: float = 0.03
+    nearest: float = 0.3
+
+
+def octahedral_cells(directions: FloatArray, cells: int) -> NDArray[np.int64]:
+    """Map cells of directions of any length. (..., 3) -> (...,) in [0, cells^2); the z axis is at the centre."""
+    flat = directions / np.maximum(np.abs(directions).sum(-1, keepdims=True), 1e-12)
+    folded = (1.0 - np.abs(flat[..., [1, 0]])) * np.where(flat[..., :2] >= 0.0, 1.0, -1.0)
+    square = np.where(flat[..., 2:] >= 0.0, flat[..., :2], folded)
+    column, row = np.moveaxis(np.clip(((square + 1.0) * (0.5 * cells)).astype(np.int64), 0, cells - 1), -1, 0)
+    return row * cells + column
+
+
+def depth_map(surface: Surface, cells: int) -> FloatArray:
+    """Nearest depth seen in and around each cell, in metres; NaN where nothing was seen. Returns (cells^2,)."""
+    rays = surface.points - surface.viewpoint
+    nearest = np.full(cells * cells, np.inf)
+    np.minimum.at(nearest, octahedral_cells(rays, cells), np.linalg.norm(rays, axis=1))
+    around = minimum_filter(nearest.reshape(cells, cells), size=3).ravel()  # an edge in the next cell excuses a point
+    return np.where(np.isfinite(nearest), around, np.nan)
+
+
+def conflicts(points: FloatArray, seen: Surface, settings: FreeSpaceSettings) -> NDArray[np.bool_]:
+    """Which points, in the frame of `seen`, stand where its sensor looked through. (..., 3) -> (...,)."""
+    rays = points - seen.viewpoint
+    depth = np.linalg.norm(rays, axis=-1)
+    surface_depth = depth_map(seen, settings.cells)[octahedral_cells(rays, settings.cells)]
+    limit = surface_depth * (1.0 - settings.relative_margin) - settings.margin
+    return (depth > settings.nearest) & (depth < limit)  # NaN compares as False: unseen directions say nothing

@@ -1,0 +1,67 @@
+"""FPFH in the place of the network: what the tracker reaches with classical features, for tables and quick tests."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from lepard_ros.cloud.grid import grid_subsample
+from lepard_ros.cloud.neighbours import radius_neighbours
+from lepard_ros.cloud.normals import estimate_normals
+from lepard_ros.errors import InputError
+from lepard_ros.registration.fallback import FpfhSettings, match_fpfh, register_fpfh
+from lepard_ros.registration.types import FloatArray, Matches, Registration, Surface
+
+WEIGHTS_ID = "fpfh"
+
+
+@dataclass(frozen=True)
+class FpfhCloud:
+    """A cloud prepared for FPFH."""
+
+    surface: Surface
+    weights_id: str = WEIGHTS_ID
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return int(self.surface.points.nbytes + self.surface.normals.nbytes)
+
+    def to_arrays(self) -> dict[str, FloatArray]:
+        """What `from_arrays` needs."""
+        s = self.surface
+        return {"points": s.points, "normals": s.normals, "spacing": np.array(s.spacing), "viewpoint": s.viewpoint}
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, FloatArray]) -> "FpfhCloud":
+        """The inverse of `to_arrays`."""
+        members = arrays["points"], arrays["normals"], float(arrays["spacing"]), arrays["viewpoint"]
+        return cls(Surface(*members))
+
+
+@dataclass(frozen=True)
+class FpfhMatcher:
+    """The tracker's view of a matcher, with FPFH features. spacing: metres of the grid."""
+
+    spacing: float = 0.05
+    weights_id: str = WEIGHTS_ID
+
+    def encode(self, points: FloatArray, viewpoint: FloatArray | None = None) -> FpfhCloud:
+        """Grid and normals. points: (N, 3) or (H, W, 3) metres."""
+        flat = np.asarray(points, dtype=np.float32).reshape(-1, 3)
+        flat = flat[np.isfinite(flat).all(1)]
+        if len(flat) < 10:
+            raise InputError(f"The cloud has only {len(flat)} points; nothing can be matched.")
+        viewpoint = np.zeros(3) if viewpoint is None else np.asarray(viewpoint, dtype=np.float64)
+        (grid,) = grid_subsample(torch.from_numpy(flat), self.spacing)
+        neighbours = radius_neighbours(grid, grid, 3 * self.spacing, 24)
+        normals, _ = estimate_normals(grid, neighbours, torch.from_numpy(viewpoint).float())
+        return FpfhCloud(Surface(grid.numpy(), normals.numpy(), self.spacing, viewpoint))
+
+    def match_many(self, source: FpfhCloud, targets: list[FpfhCloud]) -> list[Matches]:
+        """Matches with each target."""
+        return [match_fpfh(source.surface, target.surface, FpfhSettings()) for target in targets]
+
+    def register_many(self, source: FpfhCloud, targets: list[FpfhCloud]) -> list[Registration]:
+        """Motions to each target."""
+        return [register_fpfh(source.surface, target.surface) for target in targets]

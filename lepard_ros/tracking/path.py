@@ -1,0 +1,58 @@
+"""Where the sensor has been: each pose is kept relative to a keyframe, so that it moves when the map is corrected."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lepard_ros.registration.kabsch import invert
+from lepard_ros.registration.types import FloatArray
+from lepard_ros.tracking.keyframes import Keyframe, KeyframeBuffer
+
+
+class Step(NamedTuple):
+    """One pose. step: (4, 4), the sensor in the frame of the keyframe."""
+
+    stamp: float
+    keyframe_id: int
+    step: FloatArray
+
+
+class SensorPath:
+    """The poses that were accepted, the newest `most` of them."""
+
+    def __init__(self, most: int) -> None:
+        """An empty path."""
+        self._most = most
+        self._steps: list[Step] = []
+
+    def __len__(self) -> int:
+        """How many poses there are."""
+        return len(self._steps)
+
+    def add(self, stamp: float, keyframe_id: int, step: FloatArray) -> None:
+        """Add the newest pose."""
+        self._steps.append(Step(stamp, keyframe_id, step))
+        if len(self._steps) > self._most:
+            del self._steps[: len(self._steps) - self._most]
+
+    def anchor_last(self, keyframe: Keyframe) -> None:
+        """Say that the newest pose is that of a keyframe itself."""
+        self._steps[-1] = Step(self._steps[-1].stamp, keyframe.id, np.eye(4))
+
+    def rebase(self, old: Keyframe, new: Keyframe) -> None:
+        """Hang the poses of a keyframe that goes on another one."""
+        shift = invert(new.pose) @ old.pose
+        self._steps = [
+            Step(s.stamp, new.id, shift @ s.step) if s.keyframe_id == old.id else s for s in self._steps
+        ]
+
+    def latest(self, keyframes: KeyframeBuffer, count: int) -> list[tuple[float, FloatArray]]:
+        """The newest stamps and poses, newest first."""
+        return [(s.stamp, keyframes[s.keyframe_id].pose @ s.step) for s in self._steps[: -count - 1 : -1]]
+
+    def poses(self, keyframes: KeyframeBuffer) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Stamps (K,) and poses (K, 4, 4), oldest first, as the keyframes stand now."""
+        stamps = np.array([s.stamp for s in self._steps], dtype=np.float64)
+        poses = np.array([keyframes[s.keyframe_id].pose @ s.step for s in self._steps], dtype=np.float64)
+        return stamps, poses.reshape(-1, 4, 4)

@@ -1,0 +1,127 @@
+"""The pose graph: relative motions between keyframes, and the poses that fit all of them best."""
+
+import heapq
+import itertools
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lepard_ros.cloud.open3d import import_open3d
+from lepard_ros.registration.kabsch import invert
+from lepard_ros.registration.types import FloatArray
+from lepard_ros.tracking.poses import compose_covariance, invert_covariance_frame
+
+# Open3D weighs an edge by a number of corresponding points; a point's place is taken to be known to one centimetre.
+POINT_SIGMA = 0.01
+# A loop whose points end up farther apart than this is taken for a mistake and loses its weight (metres).
+LOOP_TOLERANCE = 0.10
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A measured motion between two keyframes: `transform` (4, 4) maps the source's frame to the target's.
+
+    covariance: (6, 6) of [translation, rotation vector] in the target's frame. loop: may be a mistake.
+    """
+
+    source: int
+    target: int
+    transform: FloatArray
+    covariance: FloatArray
+    loop: bool = False
+
+    def reversed(self) -> "Edge":
+        """The same measurement seen from the other end."""
+        covariance = invert_covariance_frame(self.transform, self.covariance)
+        return Edge(self.target, self.source, invert(self.transform), covariance, self.loop)
+
+
+@dataclass
+class PoseGraph:
+    """Edges between keyframes."""
+
+    edges: list[Edge] = field(default_factory=list)
+
+    def add(self, edge: Edge) -> None:
+        """Add a measurement."""
+        self.edges.append(edge)
+
+    def remove_node(self, node: int) -> None:
+        """Take a keyframe out; what hung on it is tied together, so that the graph stays in one piece."""
+        ends = [edge if edge.target == node else edge.reversed() for edge in self.edges if node in _ends(edge)]
+        self.edges = [edge for edge in self.edges if node not in _ends(edge)]
+        if not ends:
+            return
+        hub = min(ends, key=lambda edge: float(np.trace(edge.covariance)))
+        for edge in ends:
+            if edge.source != hub.source:
+                self.edges.append(_chain(edge, hub.reversed()))
+
+    def optimised(self, poses: dict[int, FloatArray]) -> dict[int, FloatArray]:
+        """The poses (4, 4) by id that agree best with all edges; the first one given stays where it is."""
+        o3d = import_open3d().pipelines.registration
+        order = {node: index for index, node in enumerate(poses)}
+        graph = o3d.PoseGraph()
+        for pose in poses.values():
+            graph.nodes.append(o3d.PoseGraphNode(pose))
+        for edge in self.edges:
+            ends = order[edge.source], order[edge.target]
+            graph.edges.append(o3d.PoseGraphEdge(*ends, edge.transform, _information(edge), uncertain=edge.loop))
+        option = o3d.GlobalOptimizationOption(
+            max_correspondence_distance=LOOP_TOLERANCE, edge_prune_threshold=0.25, reference_node=0
+        )
+        criteria = o3d.GlobalOptimizationConvergenceCriteria()
+        method = o3d.GlobalOptimizationLevenbergMarquardt()
+        with _quiet(import_open3d()):
+            o3d.global_optimization(graph, method, criteria, option)
+        anchor = next(iter(poses.values())) @ invert(np.array(graph.nodes[0].pose))
+        return {node: anchor @ np.array(graph.nodes[index].pose) for node, index in order.items()}
+
+    def covariances(self, poses: dict[int, FloatArray]) -> dict[int, FloatArray]:
+        """The covariance (6, 6) of every pose, along the surest chain of edges from the first one."""
+        root = next(iter(poses))
+        steps = self._steps()
+        found: dict[int, FloatArray] = {}
+        ticket = itertools.count()  # breaks ties: arrays cannot be compared
+        queue: list[tuple[float, int, int, FloatArray]] = [(0.0, next(ticket), root, np.zeros((6, 6)))]
+        while queue:
+            _, _, node, covariance = heapq.heappop(queue)
+            if node in found:
+                continue
+            found[node] = covariance
+            for edge in steps.get(node, []):
+                if edge.source not in found:
+                    step = compose_covariance(poses[node], covariance, edge.transform, edge.covariance)
+                    heapq.heappush(queue, (float(np.trace(step)), next(ticket), edge.source, step))
+        return found
+
+    def _steps(self) -> dict[int, list[Edge]]:
+        """By node, the edges that lead to it: the target of each is the node."""
+        steps: dict[int, list[Edge]] = {}
+        for edge in self.edges:
+            steps.setdefault(edge.target, []).append(edge)
+            steps.setdefault(edge.source, []).append(edge.reversed())
+        return steps
+
+
+def _ends(edge: Edge) -> tuple[int, int]:
+    return edge.source, edge.target
+
+
+def _chain(first: Edge, second: Edge) -> Edge:
+    """The motion from the source of `first` to the target of `second`, through the node they share."""
+    transform = second.transform @ first.transform
+    covariance = compose_covariance(second.transform, second.covariance, first.transform, first.covariance)
+    return Edge(first.source, second.target, transform, covariance, first.loop or second.loop)
+
+
+def _information(edge: Edge) -> FloatArray:
+    """Open3D's weight (6, 6), rotation first: alike in all directions, since its frame differs from ours."""
+    turn = float(np.trace(edge.covariance[3:, 3:])) / 3
+    shift = float(np.trace(edge.covariance[:3, :3])) / 3
+    weights = [POINT_SIGMA**2 / max(turn, 1e-8)] * 3 + [POINT_SIGMA**2 / max(shift, 1e-8)] * 3
+    return np.diag(weights)
+
+
+def _quiet(o3d):  # type: ignore[no-untyped-def]  # a context manager of Open3D
+    return o3d.utility.VerbosityContextManager(o3d.utility.VerbosityLevel.Error)

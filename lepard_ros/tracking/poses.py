@@ -1,0 +1,53 @@
+"""The small algebra of poses over time: distances, velocities, uncertainty along a chain."""
+
+import numpy as np
+from scipy.spatial.transform import Rotation
+
+from lepard_ros.registration.kabsch import invert, rotation_angle
+from lepard_ros.registration.types import FloatArray
+
+
+def motion_between(first: FloatArray, second: FloatArray) -> tuple[float, float]:
+    """How far apart two poses are: metres and degrees."""
+    turn = rotation_angle(first[:3, :3].T @ second[:3, :3])
+    return float(np.linalg.norm(second[:3, 3] - first[:3, 3])), float(np.degrees(turn))
+
+
+def extrapolate(earlier: FloatArray, later: FloatArray, share: float) -> FloatArray:
+    """The pose after `later` if the motion from `earlier` to `later` goes on for `share` times its duration."""
+    step = invert(earlier) @ later
+    ahead = np.eye(4)
+    ahead[:3, :3] = Rotation.from_rotvec(Rotation.from_matrix(step[:3, :3]).as_rotvec() * share).as_matrix()
+    ahead[:3, 3] = step[:3, 3] * share
+    return later @ ahead
+
+
+def cross_matrix(vector: FloatArray) -> FloatArray:
+    """The matrix of the cross product, (3,) -> (3, 3)."""
+    x, y, z = vector
+    return np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
+
+
+def compose_covariance(
+    pose: FloatArray, covariance: FloatArray, step: FloatArray, step_covariance: FloatArray
+) -> FloatArray:
+    """The covariance of `pose @ step` for independent errors.
+
+    pose, step: (4, 4). covariances: (6, 6) of [translation, rotation vector], each in its own fixed frame (the frame
+    that the motion leads to). A turn of `pose` swings the step: that is the lever arm.
+    """
+    rotation = pose[:3, :3]
+    lever = np.eye(6)
+    lever[:3, 3:] = -cross_matrix(rotation @ step[:3, 3])
+    turn = np.kron(np.eye(2), rotation)
+    return lever @ covariance @ lever.T + turn @ step_covariance @ turn.T
+
+
+def invert_covariance_frame(step: FloatArray, covariance: FloatArray) -> FloatArray:
+    """The covariance of the inverse of `step`. step: (4, 4); covariance: (6, 6) of [translation, rotation vector]."""
+    back = step[:3, :3].T
+    jacobian = np.zeros((6, 6))
+    jacobian[:3, :3] = -back
+    jacobian[:3, 3:] = -back @ cross_matrix(step[:3, 3])
+    jacobian[3:, 3:] = -back
+    return jacobian @ covariance @ jacobian.T

@@ -1,0 +1,79 @@
+"""Alignment from a guess: what the motion so far suggests, put to the same test as what the matches suggest."""
+
+import numpy as np
+
+from lepard_ros.registration.acceptance import (
+    CENTRE,
+    FEATURES,
+    Evidence,
+    agreeing_matches,
+    gather_evidence,
+    judge,
+    quality,
+)
+from lepard_ros.registration.covariance import alignment_covariance
+from lepard_ros.registration.icp import align, sample, touch, tukey
+from lepard_ros.registration.rigid import RigidSettings
+from lepard_ros.registration.types import FloatArray, Matches, Registration, Status, Surface
+
+METHOD = "motion"
+NO_MATCHES = Matches(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros(0))
+
+
+def align_from_guesses(
+    source: Surface, target: Surface, guesses: FloatArray, matches: Matches, settings: RigidSettings
+) -> Registration:
+    """Align a source to a target from guesses (G, 4, 4) of the motion, and judge the best.
+
+    matches: only to say which of them agree; a motion that was guessed needs none.
+    """
+    if min(len(source.points), len(target.points)) < settings.least_points:
+        return _refused(Status.TOO_FEW_POINTS, matches)
+    few = sample(source, settings.verify_points)
+    motions, _ = align(few, target, guesses, settings.verify_iterations, settings.icp)
+    if len(motions) > 1:
+        motions = motions[[int(np.argmax(_qualities(source, target, motions, settings)))]]
+    many = sample(source, settings.refine_points)
+    motions, settled = align(many, target, motions, settings.refine_iterations, settings.icp)
+    return _judged(source, target, motions, bool(settled[0]), matches, settings)
+
+
+def _judged(
+    source: Surface, target: Surface, motion: FloatArray, settled: bool, matches: Matches, settings: RigidSettings
+) -> Registration:
+    """The verdict on one aligned motion (1, 4, 4)."""
+    evidence = _evidence(source, target, motion, settings, settings.refine_points)
+    status = judge(evidence, settings.acceptance)
+    accepted = status is Status.OK and settled
+    reach = settings.icp.last_reach * target.spacing
+    many = sample(source, settings.refine_points)
+    contact = touch(many, target, motion, reach, settings.icp.least_facing)
+    lying = contact.lying(target.spacing)
+    weight = tukey(contact.residual, settings.icp.kernel * reach) * contact.touching
+    return Registration(
+        transform=motion[0] if accepted else None,
+        status=Status.NOT_CONVERGED if status is Status.OK and not settled else status,
+        matches=matches,
+        inliers=agreeing_matches(matches, motion, settings.acceptance.match_radius)[0],
+        rmse=float(np.sqrt(np.mean(contact.residual[lying] ** 2))) if lying.any() else float("nan"),
+        overlap=float(lying.mean()),
+        covariance=alignment_covariance(contact, weight, motion[0], target.spacing) if accepted else None,
+        method=METHOD,
+    )
+
+
+def _evidence(source: Surface, target: Surface, motions: FloatArray, settings: RigidSettings, most: int) -> Evidence:
+    """Evidence of the surfaces alone; that of the matches is set to where it speaks neither for nor against."""
+    evidence = gather_evidence(NO_MATCHES, source, target, motions, settings.acceptance, most)
+    neutral = dict(zip(FEATURES, CENTRE, strict=True))
+    inliers = np.full(len(motions), max(np.expm1(neutral["inliers"]), settings.acceptance.least_inliers))
+    return evidence._replace(inliers=inliers, inlier_ratio=np.full(len(motions), neutral["inlier_ratio"]))
+
+
+def _qualities(source: Surface, target: Surface, motions: FloatArray, settings: RigidSettings) -> FloatArray:
+    evidence = _evidence(source, target, motions, settings, settings.verify_points)
+    return quality(evidence, settings.acceptance)
+
+
+def _refused(status: Status, matches: Matches) -> Registration:
+    return Registration(None, status, matches, np.zeros(len(matches.confidence), dtype=bool), method=METHOD)

@@ -1,0 +1,80 @@
+"""What a tracker is told and what it says about one cloud."""
+
+import enum
+from dataclasses import dataclass, field
+
+from lepard_ros.errors import InputError
+from lepard_ros.registration.types import FloatArray, Registration
+
+
+class TrackingState(enum.Enum):
+    """Where a tracker stands. OK and RELOCALISED come with a pose, the others never do."""
+
+    INITIALISING = "no place in the map is known yet"
+    OK = "the pose is known"
+    LOST = "the pose is not known; the whole map is searched"
+    RELOCALISED = "the pose is known again"
+
+
+@dataclass(frozen=True)
+class Track:
+    """What became of one cloud.
+
+    pose: (4, 4) T_map_sensor, or None. covariance: (6, 6) of it, [translation, rotation vector] in the map's frame.
+    registration: the accepted motion from the cloud to the keyframe, or the best refused one with the reason.
+    keyframe_id, keyframe_stamp, keyframe_pose: the keyframe that `registration` leads to. seconds: by stage.
+    """
+
+    stamp: float
+    state: TrackingState
+    reason: str
+    pose: FloatArray | None = None
+    covariance: FloatArray | None = None
+    registration: Registration | None = None
+    keyframe_id: int | None = None
+    keyframe_stamp: float | None = None
+    keyframe_pose: FloatArray | None = None
+    new_keyframe: bool = False
+    loop_closed: bool = False
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrackerSettings:
+    """How a sensor is followed. Lengths in metres, angles in degrees, times in seconds.
+
+    mapping: add keyframes; else only localise in the map that was loaded. fallback: "none" or "fpfh", what is tried
+    when all of Lepard's motions are refused. candidates: keyframes matched with each cloud. search_batch: keyframes
+    matched at once when lost. search_seconds: after this time a search goes on with the next cloud.
+    keyframe_distance, keyframe_degrees, keyframe_overlap: beyond (below) one of them a cloud becomes a keyframe, if
+    at least keyframe_least_overlap of it lies on the map. max_speed, max_turn: per second, what a sensor can do.
+    prior_seconds: how long the last pose is a useful guess. loop_gap: keyframes in between that make a loop.
+    """
+
+    mapping: bool = True
+    fallback: str = "none"
+    candidates: int = 2
+    search_batch: int = 8
+    search_seconds: float = 2.0
+    keyframe_distance: float = 0.3
+    keyframe_degrees: float = 20.0
+    keyframe_overlap: float = 0.6
+    keyframe_least_overlap: float = 0.3
+    max_keyframes: int = 1000
+    max_megabytes: float = 1024.0
+    max_speed: float = 2.0
+    max_turn: float = 180.0
+    prior_seconds: float = 1.5
+    loop_closures: bool = True
+    loop_gap: int = 8
+    loop_candidates: int = 3
+    max_path: int = 100_000
+
+    def __post_init__(self) -> None:
+        """Refuse settings that make no sense."""
+        if self.fallback not in ("none", "fpfh"):
+            raise InputError(f"fallback is {self.fallback!r}; use none or fpfh.")
+        counts = ("candidates", "search_batch", "max_keyframes", "max_path", "loop_gap", "max_megabytes", "max_speed")
+        for name in counts:
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be more than 0.")

@@ -1,10 +1,9 @@
 """Intervals by bootstrap, so that a difference of noise is not read as a win."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 RESAMPLES = 2000
 
@@ -17,7 +16,7 @@ class Interval(NamedTuple):
     high: float
 
 
-def mean_interval(values: Sequence[float], seed: int = 0, resamples: int = RESAMPLES) -> Interval:
+def mean_interval(values: ArrayLike, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
     """The mean of `values` (N,) and its 95 % percentile interval, resampling pairs with replacement.
 
     >>> mean_interval([1.0, 1.0, 1.0])
@@ -31,8 +30,8 @@ def mean_interval(values: Sequence[float], seed: int = 0, resamples: int = RESAM
 
 
 def paired_difference(
-    first: Sequence[float],
-    second: Sequence[float],
+    first: ArrayLike,
+    second: ArrayLike,
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> Interval:
@@ -41,13 +40,10 @@ def paired_difference(
     >>> paired_difference([1.0, 1.0], [0.0, 0.0])
     Interval(mean=1.0, low=1.0, high=1.0)
     """
-    if len(first) != len(second):
-        raise ValueError(f"paired_difference needs two equally long lists, got {len(first)} and {len(second)}")
-    return mean_interval(
-        np.asarray(first, dtype=float) - np.asarray(second, dtype=float),
-        seed,
-        resamples,
-    )
+    one, other = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
+    if one.shape != other.shape:
+        raise ValueError(f"paired_difference needs two equally long lists, got {one.shape} and {other.shape}")
+    return mean_interval(one - other, seed, resamples)
 
 
 def _resampled_means(data: NDArray[np.floating], seed: int, resamples: int) -> NDArray[np.floating]:

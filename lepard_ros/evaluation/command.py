@@ -1,0 +1,148 @@
+"""`lepard evaluate`: methods side by side on data with known motions, as tables, JSON and a report."""
+
+import argparse
+import datetime
+import importlib
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from lepard_ros import __version__
+from lepard_ros.errors import InputError
+from lepard_ros.evaluation.methods import LEPARD, method_names
+from lepard_ros.evaluation.pairs import Task, run_pairs
+from lepard_ros.evaluation.readers import RIGID_SETS
+from lepard_ros.evaluation.tables import CRITERIA, comparison_lines, format_table, rigid_rows, summarise_all
+
+HELP = """Compare methods on data with known motions.
+
+examples:
+  lepard evaluate 3dmatch DATA --methods lepard:rigid fpfh+ransac kiss-matcher --count 150 --json runs/3dmatch.json
+  lepard evaluate pairs DATA --set unrelated --count 100
+  lepard evaluate tum rgbd_dataset_freiburg1_desk --count 150 --report report/
+  lepard evaluate 4dmatch DATA --methods lepard:deformable n-icp cpd
+  lepard evaluate ablation DATA --set 3DMatch --variants threshold reposition
+
+An interrupted run goes on where it stopped when it is given the same --json file."""
+
+RIGID_COMMANDS = {"3dmatch": "3DMatch", "3dlomatch": "3DLoMatch", "tum": "tum", "pairs": None}
+BAG_MODULE = "lepard_ros.evaluation.replay"
+MOST_JOBS = 4  # a process takes about 1 GB
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `lepard evaluate`."""
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
+    for kind, set_name in RIGID_COMMANDS.items():
+        text = f"rigid pairs of {set_name}" if set_name else "rigid pairs of a set named by --set"
+        _add_rigid(kinds.add_parser(kind, help=text, description=text), set_name)
+    text = "deformable pairs in 4DMatch's format (npz files below DATA)"
+    _add_deformable(kinds.add_parser("4dmatch", help=text, description=text))
+    text = "variants of the network on rigid or deformable pairs, as in the paper's ablations"
+    _add_ablation(kinds.add_parser("ablation", help=text, description=text))
+    if importlib.util.find_spec(BAG_MODULE) is not None:
+        text = "track a bag and compare with its true trajectory (as `lepard replay`)"
+        importlib.import_module(BAG_MODULE).add_arguments(kinds.add_parser("bag", help=text, description=text))
+
+
+def _add_rigid(parser: argparse.ArgumentParser, set_name: str | None) -> None:
+    _add_common(parser, ["lepard:rigid", "fpfh+ransac", "kiss-matcher"], method_names())
+    if set_name is None:
+        parser.add_argument("--set", dest="set_name", choices=RIGID_SETS, default="3DMatch", help="which pairs")
+    else:
+        parser.set_defaults(set_name=set_name)
+
+
+def _add_deformable(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser, ["lepard:deformable", "n-icp", "cpd"], "lepard:deformable, lepard:<weights>, n-icp, cpd")
+    parser.add_argument("--thresholds", nargs="+", type=float, default=[0.1], metavar="C",
+                        help="confidences above which a match counts; one row each (paper: 0.05 0.1 0.2)")  # fmt: skip
+
+
+def _add_ablation(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser, ["lepard:rigid"], "lepard:rigid, lepard:<weights>")
+    parser.add_argument("--set", dest="set_name", choices=RIGID_SETS, default="3DMatch", help="which rigid pairs")
+    parser.add_argument("--variants", nargs="+", default=None, metavar="V", help="a part of the variants; default all")
+
+
+def _add_common(parser: argparse.ArgumentParser, methods: list[str], names: str) -> None:
+    parser.add_argument("data", type=Path, help="folder of the data set (official layout or compact)")
+    parser.add_argument("--methods", nargs="+", default=methods, metavar="M", help=f"any of: {names}")
+    parser.add_argument("--count", type=_positive, help="draw this many pairs; default all (unrelated: 100)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draw (default 0)")
+    parser.add_argument("--jobs", type=_positive, default=min(MOST_JOBS, os.cpu_count() or 1), help="processes")
+    parser.add_argument(
+        "--json", type=Path, metavar="F", help="write results here; F.jsonl beside it lets a run resume"
+    )
+    parser.add_argument("--report", type=Path, metavar="DIR", help="write a self-contained page DIR/index.html")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run one kind of evaluation."""
+    if args.kind == "bag":
+        return int(importlib.import_module(BAG_MODULE).run(args))
+    if args.kind == "4dmatch":
+        from lepard_ros.evaluation.deformable import run_command
+
+        return run_command(args)
+    if args.kind == "ablation":
+        from lepard_ros.evaluation.ablation import run_command as run_ablation
+
+        return run_ablation(args)
+    return _run_rigid(args)
+
+
+def _run_rigid(args: argparse.Namespace) -> int:
+    task = Task(args.data, args.set_name, args.methods, args.count, args.seed, args.jobs)
+    log = log_path(args.json)
+    pairs, records = run_pairs(task, log, progress=not args.quiet)
+    summaries = summarise_all(task.set_name, records)
+    print(f"{task.set_name}: {len(pairs)} pairs, seed {task.seed}; recall: {CRITERIA[task.set_name]}.\n")
+    print(format_table(rigid_rows(task.set_name, summaries)))
+    print("".join(f"\n{line}" for line in comparison_lines(summaries)))
+    result = {**stamp(args), "set": task.set_name, "seed": task.seed, "summaries": summaries, "records": records}
+    write_json(args.json, result)
+    if args.report:
+        from lepard_ros.evaluation.report import rigid_report
+
+        print(f"report: {rigid_report(args.report, task, pairs, records)}")
+    return 0
+
+
+def log_path(json_file: Path | None) -> Path | None:
+    """The log that belongs to a JSON file."""
+    return None if json_file is None else json_file.with_suffix(".jsonl")
+
+
+def stamp(args: argparse.Namespace) -> dict[str, Any]:
+    """What a reader needs to repeat the run."""
+    weights = [name for name in args.methods if name.startswith(LEPARD)]
+    return {
+        "version": __version__,
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+        "data": args.data.name,
+        "methods": args.methods,
+        "weights": weights,
+        "jobs": args.jobs,
+    }
+
+
+def write_json(path: Path | None, result: dict[str, Any]) -> None:
+    """Write the results, refused with a sentence where the place cannot be written."""
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror}): give another --json file.") from error

@@ -1,0 +1,340 @@
+"""The deformation graph: nodes spread over a surface, edges along it, and which nodes carry a point.
+
+Distances run along the surface, never through the air: two limbs that come close share neither edges nor nodes.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from scipy.sparse.csgraph import connected_components, dijkstra, minimum_spanning_tree
+from scipy.spatial import cKDTree
+
+from lepard_ros.errors import InputError
+from lepard_ros.registration.types import FloatArray
+
+IntArray = NDArray[np.integer]
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class GraphSettings:
+    """How a surface becomes a graph; lengths in metres.
+
+    coverage: a node covers the surface within this distance, and is the sigma of the skinning weights.
+    edges: neighbours of a node that hold it as rigid as possible. skinning: nodes that carry one point.
+    longest_side: triangles of an organised cloud with a longer side are no surface, nor are longer steps in any cloud.
+    smallest_cluster: a connected part with fewer nodes is not warped.
+    """
+
+    coverage: float = 0.02
+    edges: int = 6
+    skinning: int = 4
+    longest_side: float = 0.04
+    smallest_cluster: int = 40
+
+
+class Skinning(NamedTuple):
+    """Which nodes carry each point: nodes (N, k), weights (N, k) that add up to 1, covered (N,) bool.
+
+    A point that is not covered lies off the surface or on a part too small to warp; its weights mean nothing.
+    """
+
+    nodes: IntArray
+    weights: FloatArray
+    covered: BoolArray
+
+
+@dataclass(frozen=True)
+class DeformationGraph:
+    """Nodes on a surface and the edges between them.
+
+    nodes: (n, 3) metres. edges: (E, 2) pairs of nodes that hold together, each once, the smaller number first.
+    active: (n,) bool, nodes in clusters large enough to be warped. coverage: metres. skinning: nodes per point.
+    """
+
+    nodes: FloatArray
+    edges: IntArray
+    active: BoolArray
+    coverage: float
+    skinning: int = 4
+
+    @cached_property
+    def tree(self) -> cKDTree:
+        """The search tree of `nodes`, built on first use."""
+        return cKDTree(self.nodes)
+
+    @cached_property
+    def reach(self) -> IntArray:
+        """(n, K): each node, then the nodes within two edges of it, the nearest first, padded with itself."""
+        return _two_rings(self.nodes, self.edges, keep=4 * self.skinning)
+
+    def skin(self, points: FloatArray) -> Skinning:
+        """The nodes and weights that carry points (N, 3): see `docs/warp.md` for the rule in words.
+
+        Points that share a cell of a quarter of the coverage share their nodes, which makes a million points cheap.
+        """
+        cells, cell_of_point = _cells_of_points(points, self.coverage / 4)
+        distance, nearest = self.tree.query(cells)
+        nodes = _nearest_candidates(cells, self.nodes, self.reach[nearest], self.skinning)[cell_of_point]
+        covered = (self.active[nearest] & (distance < 2 * self.coverage))[cell_of_point]
+        return Skinning(nodes, self._weights(points, nodes), covered)
+
+    def _weights(self, points: FloatArray, nodes: IntArray) -> FloatArray:
+        """C exp(-|g - p|^2 / (2 coverage^2)), normalised; a padded (repeated) node counts once.
+
+        Column by column: numpy reduces along a short last axis slowly.
+        """
+        columns = nodes.T
+        square = np.zeros(columns.shape)
+        for node, out in zip(columns, square, strict=True):
+            for axis in range(3):
+                out += np.square(self.nodes[:, axis][node] - points[:, axis])
+        square -= square[0]  # the nearest node comes first, up to the size of a cell
+        weights = np.exp(square * (-0.5 / self.coverage**2))
+        weights[1:][columns[1:] == columns[0]] = 0.0
+        weights /= np.sum(weights, axis=0)
+        return weights.T
+
+
+def build_graph(
+    points: FloatArray, settings: GraphSettings | None = None, keep_nodes: FloatArray | None = None
+) -> DeformationGraph:
+    """A deformation graph over a cloud: (N, 3), or organised (H, W, 3) with NaN where nothing was seen.
+
+    keep_nodes: (m, 3) nodes of an earlier graph that stay the first m nodes, for a surface that has grown.
+    """
+    settings = settings or GraphSettings()
+    surface, links = _surface(np.asarray(points, dtype=np.float64), settings)
+    surface, links, kept = _with_kept_nodes(surface, links, keep_nodes, settings)
+    is_node = _spread_nodes(surface, links, settings.coverage, kept)
+    index = np.concatenate([kept, np.setdiff1d(np.flatnonzero(is_node), kept)]).astype(np.int64)
+    edges = _edges(_node_distances(surface, links, index), settings.edges)
+    active = in_large_cluster(edges, len(index), settings.smallest_cluster)
+    return DeformationGraph(surface[index], edges, active, settings.coverage, settings.skinning)
+
+
+def _surface(points: FloatArray, settings: GraphSettings) -> tuple[FloatArray, sparse.csr_matrix]:
+    """The surface thinned to a third of the coverage (S, 3), and its links with their lengths (S, S)."""
+    spacing = settings.coverage / 3
+    if points.ndim == 3 and points.shape[-1] == 3:
+        seen = np.isfinite(points).all(axis=-1)
+        pairs = _pixel_mesh_pairs(points, seen, settings.longest_side)
+        surface, cell = _thin(_not_empty(points[seen]), spacing)
+        number = np.cumsum(seen.ravel()) - 1
+        pairs = cell[number[pairs]]
+    elif points.ndim == 2 and points.shape[-1] == 3:
+        surface, _ = _thin(_not_empty(points[np.isfinite(points).all(axis=-1)]), spacing)
+        pairs = _radius_pairs(surface, settings.longest_side)
+    else:
+        raise InputError(f"A cloud must have the shape (N, 3) or (H, W, 3), but this one has {points.shape}.")
+    return surface, _links(surface, pairs)
+
+
+def _not_empty(points: FloatArray) -> FloatArray:
+    if len(points) == 0:
+        raise InputError("The cloud has no finite point, so no deformation graph can be built; check the sensor.")
+    return points
+
+
+def _pixel_mesh_pairs(points: FloatArray, seen: BoolArray, longest: float) -> IntArray:
+    """(P, 2) flat pixel numbers: the sides of the triangles between neighbouring pixels whose sides are all short."""
+    number = np.arange(seen.size).reshape(seen.shape)
+    a, b, c, d = number[:-1, :-1], number[:-1, 1:], number[1:, :-1], number[1:, 1:]
+    triangles = np.concatenate([np.stack(t, axis=-1).reshape(-1, 3) for t in ((a, b, c), (b, d, c))])
+    flat = points.reshape(-1, 3)
+    triangles = triangles[seen.ravel()[triangles].all(axis=1)]
+    corners = flat[triangles]
+    sides = np.linalg.norm(corners - np.roll(corners, 1, axis=1), axis=-1)
+    triangles = triangles[(sides <= longest).all(axis=1)]
+    return np.concatenate([triangles[:, [0, 1]], triangles[:, [1, 2]], triangles[:, [2, 0]]])
+
+
+def _thin(points: FloatArray, spacing: float) -> tuple[FloatArray, IntArray]:
+    """The mean of the points of each cell of a grid, and the cell of each point."""
+    cells, cell = np.unique(np.floor(points / spacing).astype(np.int64), axis=0, return_inverse=True)
+    cell = cell.reshape(-1)
+    mean = np.stack([np.bincount(cell, points[:, axis], len(cells)) for axis in range(3)], axis=-1)
+    mean /= np.bincount(cell, minlength=len(cells))[:, None]
+    return mean, cell
+
+
+def _radius_pairs(points: FloatArray, longest: float) -> IntArray:
+    """(P, 2) pairs of points closer than twice the usual distance to the fourth neighbour, and than `longest`."""
+    if len(points) < 5:
+        return np.zeros((0, 2), dtype=np.int64)
+    tree = cKDTree(points)
+    usual = np.median(tree.query(points, 5)[0][:, 4])
+    return tree.query_pairs(min(2.0 * float(usual), longest), output_type="ndarray")
+
+
+def _links(points: FloatArray, pairs: IntArray) -> sparse.csr_matrix:
+    """Symmetric (S, S) matrix of the lengths of the pairs, each once."""
+    pairs = np.unique(np.sort(pairs[pairs[:, 0] != pairs[:, 1]], axis=1), axis=0)
+    length = np.linalg.norm(points[pairs[:, 0]] - points[pairs[:, 1]], axis=-1)
+    matrix = sparse.coo_matrix((length, (pairs[:, 0], pairs[:, 1])), shape=(len(points),) * 2)
+    return (matrix + matrix.T).tocsr()
+
+
+def _with_kept_nodes(
+    surface: FloatArray, links: sparse.csr_matrix, keep: FloatArray | None, settings: GraphSettings
+) -> tuple[FloatArray, sparse.csr_matrix, IntArray]:
+    """Append the kept nodes to the surface, each linked to the surface around its nearest point."""
+    if keep is None or len(keep) == 0:
+        return surface, links, np.zeros(0, dtype=np.int64)
+    distance, nearest = cKDTree(surface).query(keep)
+    if distance.max() > settings.coverage:
+        raise InputError("A node to keep lies off the surface; drop it before the graph is built.")
+    number = len(surface) + np.arange(len(keep))
+    old = links.tocoo()
+    around = links[nearest].tocoo()
+    pairs = np.concatenate(
+        [
+            np.stack([old.row, old.col], axis=-1),
+            np.stack([number, nearest], axis=-1),
+            np.stack([number[around.row], around.col], axis=-1),
+        ]
+    )
+    points = np.concatenate([surface, keep])
+    return points, _links(points, pairs), number
+
+
+def _spread_nodes(surface: FloatArray, links: sparse.csr_matrix, coverage: float, kept: IntArray) -> BoolArray:
+    """(S,) bool: points such that none covers another, and all are covered, along the surface.
+
+    Rounds of "the highest number among my uncovered neighbours becomes a node" (Luby's independent set): even enough,
+    and without a loop over points. The numbers are random but fixed, so the same cloud gives the same graph.
+    """
+    near = _pairs_within(surface, links, coverage)
+    priority = np.random.default_rng(0).permutation(len(surface)).astype(np.float64) + 1
+    is_node = np.zeros(len(surface), dtype=bool)
+    is_node[kept] = True
+    covered = is_node | (near @ is_node.astype(np.float64) > 0)
+    while not covered.all():
+        value = np.where(covered, 0.0, priority)
+        rival = near.multiply(value[None, :]).max(axis=1).toarray().ravel() if near.nnz else np.zeros(len(surface))
+        chosen = ~covered & (value > rival)
+        is_node |= chosen
+        covered |= chosen | (near @ chosen.astype(np.float64) > 0)
+    return is_node
+
+
+def _pairs_within(surface: FloatArray, links: sparse.csr_matrix, radius: float) -> sparse.csr_matrix:
+    """0/1 matrix of the points within `radius` of each other that a few links connect, none along itself."""
+    step = (links > 0).astype(np.float64)
+    hops = int(np.clip(np.ceil(1.5 * radius / max(np.median(links.data), 1e-9)), 1, 6)) if links.nnz else 1
+    reached = step
+    for _ in range(hops - 1):
+        reached = _shorter_than(reached @ step + reached, surface, radius)
+    return _shorter_than(reached, surface, radius)
+
+
+def _shorter_than(matrix: sparse.spmatrix, surface: FloatArray, radius: float) -> sparse.csr_matrix:
+    pairs = matrix.tocoo()
+    distance = np.linalg.norm(surface[pairs.row] - surface[pairs.col], axis=-1)
+    keep = (distance <= radius) & (pairs.row != pairs.col)
+    ones = np.ones(int(keep.sum()))
+    return sparse.csr_matrix((ones, (pairs.row[keep], pairs.col[keep])), shape=matrix.shape)
+
+
+def _node_distances(surface: FloatArray, links: sparse.csr_matrix, nodes: IntArray) -> sparse.csr_matrix:
+    """(n, n): lengths along the surface between nodes whose neighbourhoods (points nearest to them) touch."""
+    distance, _, source = dijkstra(links, indices=nodes, min_only=True, return_predecessors=True)
+    number = np.full(len(surface), -1)
+    number[nodes] = np.arange(len(nodes))
+    owner = number[source]
+    link = links.tocoo()
+    first, second = owner[link.row], owner[link.col]
+    length = distance[link.row] + link.data + distance[link.col]
+    across = first != second
+    return _shortest(first[across], second[across], length[across], len(nodes))
+
+
+def _shortest(first: IntArray, second: IntArray, length: FloatArray, n: int) -> sparse.csr_matrix:
+    """(n, n) matrix of the shortest length given for each pair."""
+    order = np.lexsort((length, second, first))
+    first, second, length = first[order], second[order], length[order]
+    new = np.ones(len(first), dtype=bool)
+    new[1:] = (first[1:] != first[:-1]) | (second[1:] != second[:-1])
+    return sparse.csr_matrix((length[new], (first[new], second[new])), shape=(n, n))
+
+
+def _edges(adjacency: sparse.csr_matrix, count: int) -> IntArray:
+    """(E, 2): each node with its `count` nearest along the surface, and a spanning tree so that no neck is cut."""
+    near = _two_steps(adjacency).tocoo()
+    order = np.lexsort((near.data, near.row))
+    row, col = near.row[order], near.col[order]
+    rank = np.arange(len(row)) - np.searchsorted(row, row)
+    nearest = np.stack([row, col], axis=-1)[rank < count]
+    tree = minimum_spanning_tree(adjacency).tocoo()
+    spine = np.stack([tree.row, tree.col], axis=-1)
+    return np.unique(np.sort(np.concatenate([nearest, spine]), axis=1).astype(np.int64), axis=0)
+
+
+def _two_steps(lengths: sparse.csr_matrix) -> sparse.csr_matrix:
+    """Shortest lengths between nodes one or two links apart, none along itself."""
+    link = lengths.tocoo()
+    start = lengths.indptr[link.col]
+    count = lengths.indptr[link.col + 1] - start
+    which = np.repeat(np.arange(len(count)), count)
+    onward = start[which] + np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
+    first = np.concatenate([link.row, link.row[which]])
+    second = np.concatenate([link.col, lengths.indices[onward]])
+    length = np.concatenate([link.data, link.data[which] + lengths.data[onward]])
+    apart = first != second
+    return _shortest(first[apart], second[apart], length[apart], lengths.shape[0])
+
+
+def in_large_cluster(edges: IntArray, n: int, smallest: int) -> BoolArray:
+    """(n,) bool: whether a node's connected part has at least `smallest` nodes."""
+    label = clusters(edges, n)
+    return np.bincount(label)[label] >= smallest
+
+
+def clusters(edges: IntArray, n: int) -> IntArray:
+    """(n,) the number of the connected part that each node belongs to."""
+    matrix = sparse.coo_matrix((np.ones(len(edges)), (edges[:, 0], edges[:, 1])), shape=(n, n))
+    return connected_components(matrix, directed=False)[1]
+
+
+def _two_rings(nodes: FloatArray, edges: IntArray, keep: int) -> IntArray:
+    """(n, K): each node, then the nodes within two edges either way by straight distance, padded with the node."""
+    n = len(nodes)
+    both = np.concatenate([edges, edges[:, ::-1]])
+    ones = sparse.csr_matrix((np.ones(len(both)), (both[:, 0], both[:, 1])), shape=(n, n))
+    near = (ones @ ones + ones).tocoo()
+    apart = near.row != near.col
+    row, col = near.row[apart], near.col[apart]
+    order = np.lexsort((np.linalg.norm(nodes[row] - nodes[col], axis=-1), row))
+    row, col = row[order], col[order]
+    rank = np.arange(len(row)) - np.searchsorted(row, row) + 1
+    rings = np.tile(np.arange(n)[:, None], (1, keep))
+    rings[row[rank < keep], rank[rank < keep]] = col[rank < keep]
+    return rings
+
+
+def _cells_of_points(points: FloatArray, size: float) -> tuple[FloatArray, IntArray]:
+    """The centres (C, 3) of the occupied cells of a grid, and the cell of each point (N,)."""
+    index = np.floor(points * (1.0 / size)).astype(np.int64)
+    index -= index.min(axis=0, initial=0)
+    extent = index.max(axis=0, initial=0) + 1
+    key = (index[:, 0] * extent[1] + index[:, 1]) * extent[2] + index[:, 2]
+    _, first, cell = np.unique(key, return_index=True, return_inverse=True)
+    centre = (np.floor(points[first] * (1.0 / size)) + 0.5) * size
+    return centre, cell.reshape(-1)
+
+
+def _nearest_candidates(points: FloatArray, nodes: FloatArray, candidates: IntArray, count: int) -> IntArray:
+    """(C, count): of each point's candidate nodes (C, K) the nearest; column 0 is the nearest of all.
+
+    Padding repeats a candidate's first node; it is sorted behind every real one, so that only it repeats.
+    """
+    distance = np.linalg.norm(nodes[candidates] - points[:, None], axis=-1)
+    distance[:, 1:][candidates[:, 1:] == candidates[:, :1]] = np.inf
+    order = np.argsort(distance, axis=1)[:, :count]
+    chosen = np.take_along_axis(candidates, order, axis=1)
+    missing = ~np.isfinite(np.take_along_axis(distance, order, axis=1))
+    return np.where(missing, chosen[:, :1], chosen)

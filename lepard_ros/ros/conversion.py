@@ -1,0 +1,143 @@
+"""Messages to arrays and arrays to messages. No decisions are taken here."""
+
+import array
+from typing import Any, NamedTuple
+
+import numpy as np
+from builtin_interfaces.msg import Time
+from geometry_msgs.msg import Pose, PoseStamped
+from nav_msgs.msg import Odometry, Path
+from numpy.typing import NDArray
+from sensor_msgs.msg import CameraInfo, Image, PointCloud2, PointField
+from std_msgs.msg import Header
+
+from lepard_ros.cloud.depth import depth_to_points
+from lepard_ros.cloud.depth_image import camera_from_info, decode_depth
+from lepard_ros.cloud.pointcloud2 import decode_points, encode_points
+from lepard_ros.errors import InputError
+from lepard_ros.msg import Correspondences
+from lepard_ros.registration.types import Matches
+from lepard_ros.ros.compat import quaternion_from_matrix
+
+FloatArray = NDArray[np.floating]
+
+
+class Frame(NamedTuple):
+    """One cloud of the sensor. points: (N, 3) or organised (H, W, 3) metres, NaN where nothing was seen."""
+
+    points: NDArray[np.float32]
+    stamp_ns: int
+    frame_id: str
+
+
+def frame_from_cloud(message: PointCloud2) -> Frame:
+    """The cloud of a PointCloud2."""
+    return Frame(decode_points(message), stamp_to_ns(message.header.stamp), message.header.frame_id)
+
+
+def frame_from_depth(message: Image, info: CameraInfo) -> Frame:
+    """The organised cloud of a depth image and its camera."""
+    depth, camera = decode_depth(message), camera_from_info(info)
+    if depth.shape != (camera.height, camera.width):
+        raise InputError(
+            f"The depth image is {depth.shape[1]} x {depth.shape[0]} but its camera info says "
+            f"{camera.width} x {camera.height}; publish the camera info of the depth stream."
+        )
+    return Frame(depth_to_points(depth, camera), stamp_to_ns(message.header.stamp), message.header.frame_id)
+
+
+def crop_range(points: NDArray[np.float32], nearest: float, farthest: float) -> NDArray[np.float32]:
+    """Leave out points by their distance to the sensor: NaN in an organised cloud, removed from a list."""
+    squared = np.einsum("...i,...i->...", points, points)
+    kept = (squared >= nearest**2) & (squared <= farthest**2)  # false for NaN
+    return np.where(kept[..., None], points, np.float32(np.nan)) if points.ndim == 3 else points[kept]
+
+
+def stamp_to_ns(stamp: Time) -> int:
+    """The stamp in whole nanoseconds."""
+    return int(stamp.sec) * 1_000_000_000 + int(stamp.nanosec)
+
+
+def stamp_from_ns(nanoseconds: int) -> Time:
+    """The stamp of whole nanoseconds."""
+    return Time(sec=nanoseconds // 1_000_000_000, nanosec=nanoseconds % 1_000_000_000)
+
+
+def header(stamp_ns: int, frame_id: str) -> Header:
+    """A header from nanoseconds and a frame."""
+    return Header(stamp=stamp_from_ns(stamp_ns), frame_id=frame_id)
+
+
+def cloud_message(points: FloatArray, stamp_ns: int, frame_id: str) -> PointCloud2:
+    """A PointCloud2 of float32 x, y, z from (N, 3) or (H, W, 3) metres."""
+    encoded = encode_points(points)
+    message = PointCloud2(
+        header=header(stamp_ns, frame_id),
+        height=encoded.height,
+        width=encoded.width,
+        fields=[PointField(name=f.name, offset=f.offset, datatype=f.datatype, count=f.count) for f in encoded.fields],
+        is_bigendian=encoded.is_bigendian,
+        point_step=encoded.point_step,
+        row_step=encoded.row_step,
+        is_dense=encoded.is_dense,
+    )
+    message.data = array.array("B", encoded.data)  # rclpy is a thousand times slower on other buffers
+    return message
+
+
+def flat_floats(values: FloatArray) -> "array.array[float]":
+    """A float32[] member of a message from any array, row by row."""
+    return array.array("f", np.ascontiguousarray(values, dtype=np.float32).tobytes())
+
+
+def correspondences_message(
+    matches: Matches, inliers: NDArray[np.bool_], source: Header, target: Header, keyframe_id: int
+) -> Correspondences:
+    """Matches of the live cloud with a keyframe; the caller says whether they were accepted and what found them."""
+    message = Correspondences(header=source, target_header=target, keyframe_id=keyframe_id)
+    message.source = flat_floats(matches.source)
+    message.target = flat_floats(matches.target)
+    message.confidence = flat_floats(matches.confidence)
+    message.inlier = array.array("B", np.asarray(inliers, dtype=np.uint8).tobytes())
+    return message
+
+
+def pose_message(transform: FloatArray) -> Pose:
+    """A pose from a (4, 4) transform."""
+    pose = Pose()
+    pose.position.x, pose.position.y, pose.position.z = (float(value) for value in transform[:3, 3])
+    x, y, z, w = (float(value) for value in quaternion_from_matrix(transform))
+    pose.orientation.x, pose.orientation.y, pose.orientation.z, pose.orientation.w = x, y, z, w
+    return pose
+
+
+def odometry_message(transform: FloatArray, covariance: FloatArray, stamp_ns: int, parent: str, child: str) -> Odometry:
+    """The pose of `child` in `parent` with its (6, 6) covariance [x, y, z, rotation about x, y, z of the parent].
+
+    The twist is not estimated: its covariance is set to -1 in front, as sensor_msgs marks what is unknown.
+    """
+    message = Odometry(header=header(stamp_ns, parent), child_frame_id=child)
+    message.pose.pose = pose_message(transform)
+    message.pose.covariance = np.asarray(covariance, dtype=np.float64).reshape(36)
+    message.twist.covariance[0] = -1.0
+    return message
+
+
+def path_message(stamps_ns: list[int], poses: FloatArray, stamp_ns: int, frame_id: str) -> Path:
+    """A path of (K, 4, 4) poses with their stamps."""
+    message = Path(header=header(stamp_ns, frame_id))
+    message.poses = [
+        PoseStamped(header=header(when, frame_id), pose=pose_message(pose))
+        for when, pose in zip(stamps_ns, poses, strict=True)
+    ]
+    return message
+
+
+def deserialise(data: bytes, kind: Any) -> Any:
+    """The message of the bytes that a raw subscription got; raises InputError when they are not one."""
+    from rclpy.serialization import deserialize_message
+
+    try:
+        return deserialize_message(data, kind)
+    except (RuntimeError, ValueError, UnicodeDecodeError, MemoryError) as error:
+        raise InputError(f"A message of {len(data)} bytes could not be read as {kind.__name__} ({error}).") from error

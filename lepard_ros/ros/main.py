@@ -1,0 +1,124 @@
+"""`lepard node`: the process of the node, from its arguments to its exit code."""
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from lepard_ros.errors import InputError
+from lepard_ros.ros.parameters import preset_file
+
+if TYPE_CHECKING:
+    from rclpy.executors import Executor
+
+    from lepard_ros.ros.node import LepardNode
+
+HELP = """Run the ROS 2 node.
+
+Parameters, remappings and log levels are given as to every ROS 2 node, after --ros-args:
+  lepard node --preset realsense --ros-args -r points:=/camera/depth/color/points -p odom_frame:=odom
+docs/parameters.md lists the parameters."""
+SPIN_SECONDS = 0.1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `lepard node`."""
+    parser.add_argument("--preset", help="name of a file in config/ (such as rigid, realsense), or a YAML file")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the node until SIGINT or SIGTERM."""
+    ros_arguments = list(args.ros_arguments)
+    if args.preset:
+        preset = ["--params-file", str(preset_file(args.preset))]
+        # In front, so that parameters given on the command line win over the preset.
+        ros_arguments = ["--ros-args", *preset, *ros_arguments[1:]]
+    return run_node(ros_arguments)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `ros2 run lepard_ros lepard_node`: all arguments belong to ROS."""
+    try:
+        return run_node(list(sys.argv[1:] if argv is None else argv))
+    except InputError as error:
+        print(f"lepard_node: {error}", file=sys.stderr)
+        return 2
+
+
+class _Stop:
+    """The wish to end. Until the node spins a signal ends the process at once, for loading cannot be interrupted."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.spinning = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.asked.set()
+        if not self.spinning:
+            sys.exit(0)
+
+
+def run_node(ros_arguments: list[str]) -> int:
+    """Make the node, start it if it is to start itself, spin it until asked to stop, and end cleanly."""
+    stop = _Stop()
+    import rclpy
+    from rclpy.executors import SingleThreadedExecutor
+    from rclpy.signals import SignalHandlerOptions
+
+    from lepard_ros.ros.node import LepardNode
+
+    # rclpy's own handlers end the process with code 1 at times, so the signals are ours.
+    rclpy.init(args=ros_arguments, signal_handler_options=SignalHandlerOptions.NO)
+    try:
+        node = LepardNode()
+        executor = SingleThreadedExecutor()
+        executor.add_node(node)
+        _start(node)
+        stop.spinning = True
+        _spin(executor, node, stop.asked)
+        finished = node.stop_worker()
+        executor.remove_node(node)
+        node.destroy_node()
+        executor.shutdown()
+    finally:
+        rclpy.try_shutdown()
+    if not finished:
+        # A thread that still computes would make the interpreter abort while it ends.
+        sys.stdout.flush()
+        os._exit(0)
+    return 0
+
+
+def _start(node: "LepardNode") -> None:
+    """Configure and activate unless a lifecycle manager will; raises InputError when configuring fails."""
+    from rclpy.lifecycle import TransitionCallbackReturn
+
+    if not node.settings.autostart:
+        return
+    if node.trigger_configure() != TransitionCallbackReturn.SUCCESS:
+        raise InputError(node.health.configure_problem or "The node could not be configured; its log says why.")
+    node.trigger_activate()
+
+
+def _spin(executor: "Executor", node: "LepardNode", asked: threading.Event) -> None:
+    """Serve callbacks until asked to stop. An error in one of them is logged; the node goes on."""
+    import rclpy
+    from rclpy.executors import ExternalShutdownException
+
+    while not asked.is_set() and rclpy.ok():
+        try:
+            executor.spin_once(timeout_sec=SPIN_SECONDS)
+        except ExternalShutdownException:
+            return
+        except Exception as error:  # a robot must not lose its node because one request went wrong
+            node.get_logger().error(f"A request failed: {type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

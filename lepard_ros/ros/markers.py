@@ -1,0 +1,42 @@
+"""Matches as lines for RViz: inliers blue, outliers red, as in the paper."""
+
+import numpy as np
+from geometry_msgs.msg import Point
+from numpy.typing import NDArray
+from std_msgs.msg import ColorRGBA
+from visualization_msgs.msg import Marker, MarkerArray
+
+from lepard_ros.ros.conversion import header
+
+_BLUE = ColorRGBA(r=0.1, g=0.35, b=0.95, a=0.9)
+_RED = ColorRGBA(r=0.9, g=0.15, b=0.1, a=0.9)
+LINE_WIDTH = 0.005
+
+
+def match_markers(
+    starts: NDArray[np.floating],
+    ends: NDArray[np.floating],
+    inliers: NDArray[np.bool_],
+    stamp_ns: int,
+    frame_id: str,
+    limit: int,
+) -> MarkerArray:
+    """Lines from (M, 3) to (M, 3) metres in `frame_id`; at most `limit`, spread evenly over the matches.
+
+    rclpy is slow on lists of points, hence the limit.
+    """
+    chosen = np.linspace(0, max(len(starts) - 1, 0), min(limit, len(starts))).astype(int)
+    ends_of = np.stack([starts[chosen], ends[chosen]], axis=1)
+    agree = inliers[chosen]
+    lines = [("inliers", ends_of[agree], _BLUE), ("outliers", ends_of[~agree], _RED)]
+    return MarkerArray(markers=[_line_list(name, pairs, colour, stamp_ns, frame_id) for name, pairs, colour in lines])
+
+
+def _line_list(name: str, pairs: NDArray[np.floating], colour: ColorRGBA, stamp_ns: int, frame_id: str) -> Marker:
+    """One marker with a line for each of (K, 2, 3) pairs; an empty one removes the last frame's lines."""
+    marker = Marker(header=header(stamp_ns, frame_id), ns=name, id=0, type=Marker.LINE_LIST, color=colour)
+    marker.action = Marker.ADD if len(pairs) else Marker.DELETE
+    marker.scale.x = LINE_WIDTH
+    marker.pose.orientation.w = 1.0
+    marker.points = [Point(x=x, y=y, z=z) for x, y, z in pairs.reshape(-1, 3).astype(float).tolist()]
+    return marker

@@ -1,0 +1,72 @@
+"""What the node runs: a mode turns one cloud into messages. The node does not know which one it has."""
+
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+
+from lepard_ros.msg import TrackingStatus
+from lepard_ros.registration.types import FloatArray
+from lepard_ros.ros.conversion import Frame
+from lepard_ros.ros.parameters import NodeSettings
+
+# Outputs are small or rare, so they are reliable; what describes a lasting state is kept for late subscribers.
+EVERY_FRAME = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
+LATCHED = QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+TF = "tf"
+
+
+class Topic(NamedTuple):
+    """A topic that a mode publishes."""
+
+    kind: Any
+    qos: QoSProfile = EVERY_FRAME
+
+
+class Placement(NamedTuple):
+    """A transform for TF: `matrix` (4, 4) maps points of the child to the parent at a time in nanoseconds."""
+
+    parent: str
+    child: str
+    stamp_ns: int
+    matrix: FloatArray
+
+
+class Output(NamedTuple):
+    """A message for a topic of the mode, or a Placement for TF."""
+
+    topic: str
+    message: Any
+
+
+class Result(NamedTuple):
+    """What came of one cloud. The node adds counts and latency to the status."""
+
+    status: TrackingStatus
+    outputs: list[Output]
+
+
+class Mode(Protocol):
+    """Tracking of one kind. All methods are called with the node's lock held, never two at once."""
+
+    topics: ClassVar[dict[str, Topic]]
+
+    def process(self, frame: Frame, wanted: set[str]) -> Result:
+        """Track one cloud. wanted: the topics that somebody listens to; others need not be computed."""
+        ...
+
+    def apply(self, settings: NodeSettings) -> None:
+        """Take over parameters that changed while running."""
+        ...
+
+    def reset(self) -> None:
+        """Forget everything and begin anew with the next cloud."""
+        ...
+
+    def save(self, directory: Path) -> str:
+        """Write the map to `directory`, atomically, and say what was written."""
+        ...
+
+    def facts(self) -> dict[str, str]:
+        """What the diagnostics show of the mode."""
+        ...

@@ -1,0 +1,225 @@
+"""The node's parameters: names, defaults, ranges, descriptions, in one table that everything else is made from."""
+
+import dataclasses
+import difflib
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lepard_ros.errors import InputError
+
+# Parameters that rclpy declares for every node.
+_OF_EVERY_NODE = {"use_sim_time", "start_type_description_service"}
+
+
+def _option(
+    default: Any,
+    description: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    live: bool = False,
+) -> Any:
+    """A field of NodeSettings. low, high: inclusive range; live: may be changed while the node runs."""
+    facts = {"description": description, "low": low, "high": high, "choices": choices, "live": live}
+    return field(default=default, metadata=facts)
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """Every parameter of the node, with its default."""
+
+    # What the node does.
+    autostart: bool = _option(True, "Configure and activate at start; false leaves it to a lifecycle manager.")
+    mode: str = _option("rigid", "What is tracked.", choices=("rigid", "deformable"))
+    weights: str = _option("", "Name or path of the weights; empty takes those of the mode.")
+    device: str = _option("auto", "Where the network runs.", choices=("auto", "cpu", "cuda"))
+    threads: int = _option(0, "Threads of the network on the CPU; 0 leaves it to torch.", low=0, high=256)
+    fallback: str = _option(
+        "none", "Classical method tried when every alignment by Lepard is refused.", choices=("none", "fpfh")
+    )
+
+    # What comes in.
+    input: str = _option(
+        "cloud", "cloud: topic points; depth: topics depth and camera_info.", choices=("cloud", "depth")
+    )
+    qos: str = _option(
+        "sensor_data",
+        "Quality of service of the input; best_available takes what the publisher offers.",
+        choices=("sensor_data", "best_available", "reliable"),
+    )
+    min_range: float = _option(0.2, "Points nearer to the sensor are left out [m].", low=0.0, high=100.0, live=True)
+    max_range: float = _option(6.0, "Points farther from the sensor are left out [m].", low=0.1, high=1000.0, live=True)
+    silence: float = _option(
+        2.0, "Without input for this long the diagnostics warn [s].", low=0.1, high=3600.0, live=True
+    )
+
+    # Frames, as in REP-105.
+    map_frame: str = _option("map", "The frame that the poses are given in.")
+    base_frame: str = _option("", "If set, map -> this frame is published instead of map -> the cloud's frame.")
+    odom_frame: str = _option("", "If set, map -> this frame is published, so that another odometry goes on below it.")
+    publish_tf: bool = _option(True, "Publish the transform; the odometry topic is published in any case.", live=True)
+    tf_timeout: float = _option(
+        0.2, "How long a cloud waits for a missing transform [s].", low=0.0, high=10.0, live=True
+    )
+
+    # Keyframes and the map.
+    mapping: bool = _option(True, "Add keyframes; false only localises in the given map.", live=True)
+    map_file: str = _option("", "Map to start from: a directory written by ~/save, or a PLY or PCD cloud.")
+    map_directory: str = _option("~/.ros/lepard_maps", "The only directory that ~/save writes to.")
+    map_name: str = _option("map", "Name of the map inside map_directory that ~/save writes.", live=True)
+    max_keyframes: int = _option(1000, "Most keyframes held.", low=2, high=100_000)
+    max_megabytes: float = _option(1024.0, "Most memory that the keyframes may take [MB].", low=16.0, high=1e6)
+    keyframe_distance: float = _option(0.3, "A new keyframe after this motion [m].", low=0.01, high=100.0, live=True)
+    keyframe_degrees: float = _option(
+        20.0, "A new keyframe after this rotation [degrees].", low=1.0, high=180.0, live=True
+    )
+    keyframe_overlap: float = _option(
+        0.6, "A new keyframe when less than this share of the cloud lies on the last.", low=0.05, high=0.95, live=True
+    )
+    candidates: int = _option(2, "Keyframes matched with each cloud.", low=1, high=32, live=True)
+    max_speed: float = _option(2.0, "What the sensor can do [m/s].", low=0.01, high=100.0, live=True)
+    max_turn: float = _option(180.0, "What the sensor can do [degrees/s].", low=1.0, high=3600.0, live=True)
+    loop_closures: bool = _option(True, "Correct the keyframes when an old place is seen again.")
+
+    # What goes out.
+    map_spacing: float = _option(0.05, "Distance of the points of ~/map [m].", low=0.005, high=10.0, live=True)
+    map_period: float = _option(5.0, "Least time between two ~/map messages [s].", low=0.1, high=3600.0, live=True)
+    marker_lines: int = _option(200, "Most matches drawn in ~/markers.", low=0, high=5000, live=True)
+
+
+def settings_fields() -> dict[str, dataclasses.Field[Any]]:
+    """The parameters by name."""
+    return {one.name: one for one in dataclasses.fields(NodeSettings)}
+
+
+def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
+    """One sentence for a name that does not exist, with the nearest ones that do."""
+    names = list(valid)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = " or ".join(f"'{one}'" for one in near)
+    return f"There is no {kind} '{name}'; " + (f"did you mean {hint}?" if near else f"choose from {', '.join(names)}.")
+
+
+def check_value(name: str, value: Any) -> Any:
+    """The value as its parameter's type; raises InputError for a wrong type, a value out of range or not a choice."""
+    known = settings_fields()
+    if name not in known:
+        raise InputError(unknown_name("parameter", name, known))
+    one = known[name]
+    wanted: type = type(one.default)
+    if wanted is float and type(value) is int:
+        value = float(value)
+    if type(value) is not wanted:
+        raise InputError(f"Parameter '{name}' must be a {_WORDS[wanted]}, not {value!r}.")
+    low, high, choices = one.metadata["low"], one.metadata["high"], one.metadata["choices"]
+    if low is not None and not low <= value <= high:
+        raise InputError(f"Parameter '{name}' must lie between {low} and {high}, not at {value}.")
+    if choices and value not in choices:
+        raise InputError(f"Parameter '{name}': " + unknown_name("choice", str(value), choices))
+    if name == "map_name" and (Path(str(value)).name != value or value in ("", ".", "..")):
+        raise InputError(f"Parameter 'map_name' must be a plain name without a path, not {value!r}.")
+    return value
+
+
+_WORDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
+
+
+def check_together(settings: NodeSettings) -> None:
+    """Raise InputError for values that contradict each other."""
+    if settings.min_range >= settings.max_range:
+        raise InputError(
+            f"min_range ({settings.min_range}) must be less than max_range ({settings.max_range}), or no point is left."
+        )
+    taken = [name for name in (settings.map_frame, settings.odom_frame, settings.base_frame) if name]
+    if not settings.map_frame or len(set(taken)) != len(taken):
+        raise InputError("map_frame must be set, and map_frame, odom_frame and base_frame must differ from each other.")
+    if not settings.mapping and not settings.map_file:
+        raise InputError("mapping is false but map_file is empty; name the map to localise in.")
+
+
+def declare_settings(node: Any) -> NodeSettings:
+    """Declare every parameter on a node made with automatically_declare_parameters_from_overrides.
+
+    Raises InputError for a name that does not exist or a value that does not fit.
+    """
+    known = settings_fields()
+    given = {name: node.get_parameter(name).value for name in node.list_parameters([], 0).names}
+    for name in given:
+        if name not in known and name not in _OF_EVERY_NODE and not name.startswith("qos_overrides."):
+            raise InputError(unknown_name("parameter", name, known))
+    for name, one in known.items():
+        value = check_value(name, given.get(name, one.default))
+        if name in given:
+            node.undeclare_parameter(name)
+        node.declare_parameter(name, value, _descriptor(one), ignore_override=True)
+    settings = read_settings(node)
+    check_together(settings)
+    return settings
+
+
+def read_settings(node: Any) -> NodeSettings:
+    """The present values of the declared parameters."""
+    return NodeSettings(**{name: node.get_parameter(name).value for name in settings_fields()})
+
+
+def check_change(settings: NodeSettings, changes: dict[str, Any]) -> None:
+    """Raise InputError unless the changes may be made to `settings` while the node runs."""
+    known = settings_fields()
+    ours = {name: check_value(name, value) for name, value in changes.items() if name not in _OF_EVERY_NODE}
+    for name in ours:
+        if not known[name].metadata["live"]:
+            raise InputError(f"Parameter '{name}' is read when the node starts; restart it with the new value.")
+    check_together(dataclasses.replace(settings, **ours))
+
+
+def _descriptor(one: dataclasses.Field[Any]) -> Any:
+    """The ROS descriptor of a parameter."""
+    from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
+
+    facts = one.metadata
+    choices = f" One of: {', '.join(facts['choices'])}." if facts["choices"] else ""
+    descriptor = ParameterDescriptor(description=facts["description"] + choices, read_only=not facts["live"])
+    if facts["low"] is not None and isinstance(one.default, float):
+        descriptor.floating_point_range = [FloatingPointRange(from_value=facts["low"], to_value=facts["high"])]
+    elif facts["low"] is not None:
+        descriptor.integer_range = [IntegerRange(from_value=facts["low"], to_value=facts["high"])]
+    return descriptor
+
+
+def share_directory() -> Path:
+    """Where config/ and launch/ lie: beside the source, or below share/ of the installation."""
+    package = Path(__file__).resolve().parents[1]
+    installed = [parent / "share" / "lepard_ros" for parent in (Path(sys.prefix), *package.parents)]
+    for folder in (package.parent, *installed):
+        if (folder / "config" / "rigid.yaml").is_file():
+            return folder
+    raise InputError("The configuration files of lepard_ros were not found; install the package again.")
+
+
+def preset_file(name: str) -> Path:
+    """The YAML file of a preset's name, or the path itself if it names a file."""
+    if Path(name).is_file():
+        return Path(name)
+    folder = share_directory() / "config"
+    presets = sorted(path.stem for path in folder.glob("*.yaml"))
+    if name not in presets:
+        raise InputError(unknown_name("preset", name, presets))
+    return folder / f"{name}.yaml"
+
+
+def markdown_table() -> str:
+    """The parameters as the table of docs/parameters.md."""
+    lines = ["| name | default | range or choices | while running | meaning |", "|---|---|---|---|---|"]
+    for name, one in settings_fields().items():
+        facts = one.metadata
+        span = f"{facts['low']:g} to {facts['high']:g}" if facts["low"] is not None else ""
+        default = json.dumps(one.default)
+        limits = ", ".join(facts["choices"]) or span
+        live = "yes" if facts["live"] else "no"
+        lines.append(f"| `{name}` | {default} | {limits} | {live} | {facts['description']} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,181 @@
+"""Rigid mode: the pose of a moving sensor, as TF, odometry, path and map."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from nav_msgs.msg import Odometry
+from nav_msgs.msg import Path as PathMessage
+from sensor_msgs.msg import PointCloud2
+from visualization_msgs.msg import MarkerArray
+
+from lepard_ros.errors import InputError
+from lepard_ros.msg import Correspondences, TrackingStatus
+from lepard_ros.registration.kabsch import move
+from lepard_ros.registration.types import FloatArray, Registration
+from lepard_ros.ros import conversion
+from lepard_ros.ros.conversion import Frame
+from lepard_ros.ros.frames import Anchor, FramePlan
+from lepard_ros.ros.markers import match_markers
+from lepard_ros.ros.modes import LATCHED, TF, Output, Placement, Result, Topic
+from lepard_ros.ros.parameters import NodeSettings
+from lepard_ros.ros.status import reason_code, status_message
+from lepard_ros.tracking.poses import compose_covariance
+from lepard_ros.tracking.rigid import RigidTracker
+from lepard_ros.tracking.track import Track, TrackerSettings
+
+# A longer path is thinned out: rclpy needs about 10 microseconds for each pose.
+MAX_PATH_POSES = 1000
+
+
+class RigidMode:
+    """Feeds clouds to a RigidTracker and puts what it says into messages."""
+
+    topics: ClassVar[dict[str, Topic]] = {
+        "correspondences": Topic(Correspondences),
+        "odometry": Topic(Odometry),
+        "markers": Topic(MarkerArray),
+        "path": Topic(PathMessage, LATCHED),
+        "map": Topic(PointCloud2, LATCHED),
+    }
+
+    def __init__(self, matcher: Any, settings: NodeSettings, plan: FramePlan) -> None:
+        """Start with an empty map, or with the one that `map_file` names."""
+        self._settings, self._plan, self._matcher = settings, plan, matcher
+        self._tracker = _make_tracker(matcher, settings)
+        self._keyframe_stamps: dict[int, int] = {}
+        self._map_due_ns = 0
+        self._map_changed = len(self._tracker.keyframes) > 0
+
+    def process(self, frame: Frame, wanted: set[str]) -> Result:
+        """Find the anchor in TF, track the cloud, and say what came of it."""
+        anchor = self._plan.anchor(frame.frame_id, frame.stamp_ns)
+        track = self._tracker.process(frame.points, frame.stamp_ns * 1e-9)
+        self._note_keyframe(track, frame)
+        outputs = self._pose_outputs(track, frame, anchor)
+        outputs += self._match_outputs(track, frame, wanted)
+        outputs += self._map_outputs(frame)
+        return Result(self._status(track, frame), outputs)
+
+    def apply(self, settings: NodeSettings) -> None:
+        """Take over parameters that changed while running."""
+        self._settings = self._plan.settings = settings
+        self._tracker.settings = tracker_settings(settings)
+
+    def reset(self) -> None:
+        """Begin anew, with the map of `map_file` if there is one."""
+        if self._settings.map_file:
+            self._tracker = _make_tracker(self._matcher, self._settings)
+        else:
+            self._tracker.reset()
+        self._keyframe_stamps.clear()
+        self._map_due_ns, self._map_changed = 0, True
+
+    def save(self, directory: Path) -> str:
+        """Write the keyframes to `directory`."""
+        if len(self._tracker.keyframes) == 0:
+            raise InputError("There is no keyframe to save yet; send clouds first.")
+        self._tracker.save(directory)
+        return f"{len(self._tracker.keyframes)} keyframes written to {directory}"
+
+    def facts(self) -> dict[str, str]:
+        """What the diagnostics show."""
+        keyframes = self._tracker.keyframes
+        return {"keyframes": str(len(keyframes)), "keyframes [MB]": f"{keyframes.nbytes / 1e6:.1f}"}
+
+    def _note_keyframe(self, track: Track, frame: Frame) -> None:
+        """Keep the exact stamps of the keyframes, which the tracker holds only in seconds."""
+        keyframes = self._tracker.keyframes
+        if track.new_keyframe:
+            self._keyframe_stamps[max(one.id for one in keyframes)] = frame.stamp_ns
+            self._keyframe_stamps = {id_: ns for id_, ns in self._keyframe_stamps.items() if id_ in keyframes}
+        self._map_changed |= track.new_keyframe or track.loop_closed
+
+    def _pose_outputs(self, track: Track, frame: Frame, anchor: Anchor) -> list[Output]:
+        """TF and odometry; nothing for a cloud whose pose was not accepted."""
+        if track.pose is None:
+            return []
+        settings, step = self._settings, anchor.sensor_from_child
+        pose = track.pose @ step
+        outputs = []
+        if settings.publish_tf:
+            outputs.append(Output(TF, Placement(settings.map_frame, anchor.child, frame.stamp_ns, pose)))
+        own = track.covariance if track.covariance is not None else np.zeros((6, 6))
+        covariance = compose_covariance(track.pose, own, step, np.zeros((6, 6)))
+        odometry = conversion.odometry_message(pose, covariance, frame.stamp_ns, settings.map_frame, anchor.child)
+        return [*outputs, Output("odometry", odometry)]
+
+    def _match_outputs(self, track: Track, frame: Frame, wanted: set[str]) -> list[Output]:
+        """The matches with the keyframe, as numbers and as lines."""
+        registration = track.registration
+        if registration is None or track.keyframe_id is None:
+            return []
+        source = conversion.header(frame.stamp_ns, frame.frame_id)
+        target = conversion.header(self._keyframe_ns(track), frame.frame_id)
+        message = conversion.correspondences_message(
+            registration.matches, registration.inliers, source, target, track.keyframe_id
+        )
+        message.accepted, message.method = track.pose is not None, registration.method
+        outputs = [Output("correspondences", message)]
+        if "markers" in wanted and track.keyframe_pose is not None:
+            outputs.append(Output("markers", self._markers(registration, track.keyframe_pose, frame)))
+        return outputs
+
+    def _markers(self, registration: Registration, keyframe_pose: FloatArray, frame: Frame) -> MarkerArray:
+        """Lines at the keyframe's place in the map: from where the point would be, had the sensor not moved since the
+        keyframe, to where it was found. Right ones together show the motion; wrong ones cross them."""
+        starts = move(keyframe_pose, registration.matches.source)
+        ends = move(keyframe_pose, registration.matches.target)
+        settings = self._settings
+        return match_markers(
+            starts, ends, registration.inliers, frame.stamp_ns, settings.map_frame, settings.marker_lines
+        )
+
+    def _map_outputs(self, frame: Frame) -> list[Output]:
+        """Path and map, when they changed and not more often than `map_period`."""
+        if not self._map_changed or frame.stamp_ns < self._map_due_ns:
+            return []
+        self._map_changed = False
+        self._map_due_ns = frame.stamp_ns + int(self._settings.map_period * 1e9)
+        frame_id = self._settings.map_frame
+        stamps, poses = self._tracker.path()
+        thinned = slice(None, None, -(-len(stamps) // MAX_PATH_POSES) or 1)
+        nanoseconds = [round(stamp * 1e9) for stamp in stamps[thinned]]
+        points = self._tracker.map_points(self._settings.map_spacing)
+        return [
+            Output("path", conversion.path_message(nanoseconds, poses[thinned], frame.stamp_ns, frame_id)),
+            Output("map", conversion.cloud_message(points, frame.stamp_ns, frame_id)),
+        ]
+
+    def _status(self, track: Track, frame: Frame) -> TrackingStatus:
+        """The status of a tracked cloud."""
+        message = status_message(frame.stamp_ns, frame.frame_id, track.state.name, "rigid", track.registration)
+        message.reason = reason_code(track)
+        message.reason_text = track.reason if message.reason else ""
+        message.keyframes = len(self._tracker.keyframes)
+        message.new_keyframe, message.loop_closed = track.new_keyframe, track.loop_closed
+        if track.keyframe_id is not None:
+            message.keyframe_id = track.keyframe_id
+            message.keyframe_stamp = conversion.stamp_from_ns(self._keyframe_ns(track))
+        message.stage_names = list(track.seconds)
+        message.stage_seconds = [float(value) for value in track.seconds.values()]
+        return message
+
+    def _keyframe_ns(self, track: Track) -> int:
+        """The stamp of the track's keyframe; one from a saved map has only seconds."""
+        exact = self._keyframe_stamps.get(track.keyframe_id if track.keyframe_id is not None else -1)
+        return exact if exact is not None else round((track.keyframe_stamp or 0.0) * 1e9)
+
+
+def tracker_settings(settings: NodeSettings) -> TrackerSettings:
+    """The tracker's settings: its fields that are parameters of the node, by the same names."""
+    names = {one.name for one in dataclasses.fields(TrackerSettings)} & set(vars(settings))
+    return TrackerSettings(**{name: getattr(settings, name) for name in names})
+
+
+def _make_tracker(matcher: Any, settings: NodeSettings) -> RigidTracker:
+    """A new tracker, or one that knows the map of `map_file`."""
+    if not settings.map_file:
+        return RigidTracker(matcher, tracker_settings(settings))
+    return RigidTracker.load(Path(settings.map_file).expanduser(), matcher, tracker_settings(settings))

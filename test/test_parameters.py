@@ -1,0 +1,206 @@
+"""Parameters, presets, the guard of stamps and frames, and the worker: what of the node needs no ROS graph."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from lepard_ros.errors import InputError
+from lepard_ros.ros.input_guard import AHEAD_NS, InputGuard
+from lepard_ros.ros.parameters import (
+    NodeSettings,
+    check_change,
+    check_together,
+    check_value,
+    markdown_table,
+    preset_file,
+    settings_fields,
+    share_directory,
+    unknown_name,
+)
+from lepard_ros.ros.worker import Worker
+
+CONFIG = Path(__file__).resolve().parent.parent / "config"
+SECOND = 1_000_000_000
+
+
+def test_every_parameter_is_described_and_its_default_is_valid() -> None:
+    for name, one in settings_fields().items():
+        assert one.metadata["description"].endswith("."), name
+        assert check_value(name, one.default) == one.default
+        if isinstance(one.default, (int, float)) and not isinstance(one.default, bool):
+            assert one.metadata["low"] is not None, f"{name} has no range"
+    check_together(NodeSettings())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "word"),
+    [
+        ("max_rnage", 1.0, "did you mean 'max_range'"),
+        ("quux", 1.0, "choose from autostart"),
+        ("max_range", -1.0, "between 0.1 and 1000.0"),
+        ("max_range", float("nan"), "between"),
+        ("max_range", "far", "must be a number"),
+        ("max_keyframes", 2.5, "whole number"),
+        ("autostart", 1, "true or false"),
+        ("mode", "rigdi", "did you mean 'rigid'"),
+        ("map_name", "../../etc/passwd", "plain name"),
+        ("map_name", "..", "plain name"),
+        ("map_name", "", "plain name"),
+    ],
+)
+def test_a_bad_value_is_refused_with_a_sentence(name: str, value: object, word: str) -> None:
+    with pytest.raises(InputError, match=word):
+        check_value(name, value)
+
+
+def test_a_whole_number_is_a_number() -> None:
+    assert check_value("max_range", 5) == 5.0
+    assert isinstance(check_value("max_range", 5), float)
+
+
+def test_changes_while_running() -> None:
+    check_change(NodeSettings(), {"max_range": 3.0, "use_sim_time": True})
+    with pytest.raises(InputError, match="restart"):
+        check_change(NodeSettings(), {"mode": "deformable"})
+    with pytest.raises(InputError, match="no point is left"):
+        check_change(NodeSettings(), {"max_range": 0.1})
+    with pytest.raises(InputError, match="map_file is empty"):
+        check_change(NodeSettings(), {"mapping": False})
+
+
+def test_frames_must_differ() -> None:
+    with pytest.raises(InputError, match="differ"):
+        check_together(NodeSettings(odom_frame="map"))
+
+
+@pytest.mark.parametrize("path", sorted(CONFIG.glob("*.yaml")), ids=lambda path: path.stem)
+def test_presets_hold_valid_parameters(path: Path) -> None:
+    import yaml
+
+    values = yaml.safe_load(path.read_text())["/**"]["ros__parameters"]
+    check_together(NodeSettings(**{name: check_value(name, value) for name, value in values.items()}))
+
+
+def test_presets_are_found_by_name_or_path(tmp_path: Path) -> None:
+    assert preset_file("rigid") == share_directory() / "config" / "rigid.yaml"
+    own = tmp_path / "own.yaml"
+    own.write_text("")
+    assert preset_file(str(own)) == own
+    with pytest.raises(InputError, match="did you mean 'realsense'"):
+        preset_file("realsens")
+
+
+def test_unknown_names_come_with_the_nearest() -> None:
+    assert unknown_name("preset", "zde", ["zed", "rigid"]) == "There is no preset 'zde'; did you mean 'zed'?"
+    assert unknown_name("preset", "???", ["zed", "rigid"]) == "There is no preset '???'; choose from zed, rigid."
+
+
+def test_the_documented_table_is_the_real_one() -> None:
+    page = (CONFIG.parent / "docs" / "parameters.md").read_text()
+    assert markdown_table() in page, "write lepard_ros.ros.parameters.markdown_table() into docs/parameters.md"
+
+
+# ---- the guard ----
+
+
+def test_clouds_in_order_pass() -> None:
+    guard = InputGuard()
+    assert [guard.check(i * SECOND, "camera", 10 * SECOND) for i in range(1, 5)] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("stamp", "frame", "word"),
+    [(0, "camera", "stamp 0"), (5, "", "empty frame_id"), (5, "/", "empty"), (86_400 * SECOND, "camera", "ahead")],
+)
+def test_unusable_clouds_are_refused_and_forgotten(stamp: int, frame: str, word: str) -> None:
+    guard = InputGuard()
+    guard.check(SECOND, "camera", SECOND)
+    with pytest.raises(InputError, match=word):
+        guard.check(stamp, frame, SECOND)
+    assert guard.check(2 * SECOND, "camera", SECOND) is None
+
+
+def test_equal_and_slightly_older_stamps_are_left_out_without_a_reset() -> None:
+    guard = InputGuard()
+    guard.check(5 * SECOND, "camera", 9 * SECOND)
+    for stamp in (5 * SECOND, 5 * SECOND - 30_000_000):
+        with pytest.raises(InputError, match="before the last"):
+            guard.check(stamp, "camera", 9 * SECOND)
+    assert guard.check(5 * SECOND + 1, "camera", 9 * SECOND) is None
+
+
+def test_time_jumping_back_and_a_new_frame_reset_once() -> None:
+    guard = InputGuard()
+    guard.check(100 * SECOND, "camera", 100 * SECOND)
+    assert guard.check(10 * SECOND, "camera", 100 * SECOND) == "Time jumped back by 90.0 s."
+    assert guard.check(11 * SECOND, "camera", 100 * SECOND) is None
+    assert "from 'camera' to 'lidar'" in (guard.check(12 * SECOND, "lidar", 100 * SECOND) or "")
+    assert guard.check(13 * SECOND, "lidar", 100 * SECOND) is None
+
+
+def test_the_sensor_clock_may_be_a_little_ahead() -> None:
+    assert InputGuard().check(SECOND + AHEAD_NS, "camera", SECOND) is None
+
+
+# ---- the worker ----
+
+
+def test_the_newest_item_wins_and_drops_are_counted() -> None:
+    begun, go_on, done = threading.Event(), threading.Event(), []
+
+    def process(item: int) -> None:
+        begun.set()
+        go_on.wait(5)
+        done.append(item)
+
+    worker = Worker(process, lambda item, error: None)
+    worker.offer(0)
+    assert begun.wait(5)
+    for item in range(1, 100):
+        worker.offer(item)
+    go_on.set()
+    deadline = time.monotonic() + 5
+    while worker.processed < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert worker.stop(5)
+    assert done == [0, 99]
+    assert (worker.received, worker.processed, worker.dropped) == (100, 2, 98)
+
+
+def test_an_error_goes_to_its_handler_and_the_next_item_is_processed() -> None:
+    failed: list[str] = []
+    reached = threading.Event()
+
+    def process(item: int) -> None:
+        if item == 0:
+            raise RuntimeError("broken")
+        reached.set()
+
+    worker = Worker(process, lambda item, error: failed.append(f"{item}: {error}"))
+    worker.offer(0)
+    deadline = time.monotonic() + 5
+    while worker.processed < 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    worker.offer(1)
+    assert reached.wait(5)
+    assert worker.stop(5)
+    assert failed == ["0: broken"]
+
+
+def test_a_busy_worker_is_not_waited_for_beyond_the_limit() -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    def process(item: int) -> None:
+        begun.set()
+        release.wait(10)
+
+    worker = Worker(process, lambda item, error: None)
+    worker.offer(1)
+    assert begun.wait(5)
+    start = time.monotonic()
+    assert not worker.stop(0.1)
+    assert time.monotonic() - start < 2
+    release.set()
+    assert worker.stop(5)

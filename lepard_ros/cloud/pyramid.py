@@ -1,0 +1,128 @@
+"""The pyramid of a cloud: ever coarser grids with their neighbour lists."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lepard_ros.cloud.grid import grid_subsample
+from lepard_ros.cloud.neighbours import radius_neighbours
+from lepard_ros.cloud.normals import estimate_normals
+
+
+@dataclass(frozen=True)
+class PyramidShape:
+    """What fixes a pyramid; it belongs to the weights.
+
+    grid: cell of level 0 in metres, doubling with each level. radius: of a convolution, in cells.
+    limits: neighbours kept at each level. normals: whether normals are estimated.
+    """
+
+    grid: float
+    radius: float
+    limits: tuple[int, ...]
+    normals: bool = False
+
+    @property
+    def levels(self) -> int:
+        """How many levels there are."""
+        return len(self.limits)
+
+
+@dataclass(frozen=True)
+class Pyramid:
+    """One cloud, or several stacked one behind the other.
+
+    points[l]: (N_l, 3); normals[l]: (N_l, 3) or an empty list; variation: (N_0,) how uneven the surface is.
+    neighbours[l]: (N_l, K_l) indices into level l; pools[l]: (N_{l+1}, K_l) into level l;
+    upsamples[l]: (N_l,) the nearest point of level l+1. A missing neighbour of level l is N_l.
+    lengths[l]: points of each stacked cloud.
+    """
+
+    points: list[Tensor]
+    normals: list[Tensor]
+    variation: Tensor | None
+    neighbours: list[Tensor]
+    pools: list[Tensor]
+    upsamples: list[Tensor]
+    lengths: list[list[int]]
+
+    def to(self, device: torch.device | str) -> "Pyramid":
+        """The same pyramid on another device."""
+        return replace(self, **{f.name: _to(getattr(self, f.name), device) for f in fields(self)})
+
+
+def _to(value: Any, device: torch.device | str) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, list) and value and isinstance(value[0], Tensor):
+        return [item.to(device, non_blocking=True) for item in value]
+    return value
+
+
+def build_pyramid(points: Tensor, shape: PyramidShape, viewpoint: Tensor | None = None, *, gridded: bool = False) -> Pyramid:
+    """The pyramid of one cloud.
+
+    points: (N, 3) metres; with `gridded`, they already lie on the grid of level 0.
+    viewpoint: (3,), where the sensor stood (the origin if None), to which normals are turned.
+    """
+    levels = [points if gridded else grid_subsample(points, shape.grid)[0]]
+    for level in range(1, shape.levels):
+        levels.append(grid_subsample(levels[-1], shape.grid * 2**level)[0])
+    neighbours, pools, upsamples = [], [], []
+    for level, (here, limit) in enumerate(zip(levels, shape.limits, strict=True)):
+        radius = shape.grid * shape.radius * 2**level
+        neighbours.append(radius_neighbours(here, here, radius, limit))
+        if level + 1 < shape.levels:
+            pools.append(radius_neighbours(levels[level + 1], here, radius, limit))
+            upsamples.append(radius_neighbours(here, levels[level + 1], 2 * radius, 1)[:, 0])
+    normals, variation = _normals_by_level(levels, neighbours, pools, viewpoint) if shape.normals else ([], None)
+    return Pyramid(levels, normals, variation, neighbours, pools, upsamples, [[len(level)] for level in levels])
+
+
+def _normals_by_level(
+    levels: list[Tensor], neighbours: list[Tensor], pools: list[Tensor], viewpoint: Tensor | None
+) -> tuple[list[Tensor], Tensor]:
+    """Normals estimated at level 0 and averaged upwards: coarse points see the surface, not their own sparse grid."""
+    origin = levels[0].new_zeros(3) if viewpoint is None else viewpoint.to(levels[0])
+    finest, variation = estimate_normals(levels[0], neighbours[0], origin)
+    normals = [finest]
+    for pool in pools:
+        padded = torch.nn.functional.pad(normals[-1], (0, 0, 0, 1))
+        # The nearest few only: a mean over the whole radius would round off the corners that we match by.
+        mean = padded[pool[:, :8]].sum(1) + padded[pool[:, 0]] * 1e-3
+        normals.append(torch.nn.functional.normalize(mean, dim=1))
+    return normals, variation
+
+
+def stack_pyramids(pyramids: Sequence[Pyramid]) -> Pyramid:
+    """Lay pyramids behind each other; indices are moved, and missing neighbours stay missing."""
+    if len(pyramids) == 1:
+        return pyramids[0]
+    count = len(pyramids[0].points)
+    sizes = [[len(p.points[level]) for p in pyramids] for level in range(count)]
+
+    def joined(name: str, into: int) -> list[Tensor]:
+        lists = [getattr(p, name) for p in pyramids]
+        return [_stack_indices([item[k] for item in lists], sizes[k + into]) for k in range(len(lists[0]))]
+
+    return Pyramid(
+        points=[torch.cat([p.points[k] for p in pyramids]) for k in range(count)],
+        normals=[torch.cat([p.normals[k] for p in pyramids]) for k in range(len(pyramids[0].normals))],
+        variation=None if pyramids[0].variation is None else torch.cat([p.variation for p in pyramids]),
+        neighbours=joined("neighbours", 0),
+        pools=joined("pools", 0),
+        upsamples=joined("upsamples", 1),
+        lengths=[sum((p.lengths[k] for p in pyramids), []) for k in range(count)],
+    )
+
+
+def _stack_indices(indices: list[Tensor], sizes: list[int]) -> Tensor:
+    total, start, moved = sum(sizes), 0, []
+    for index, size in zip(indices, sizes, strict=True):
+        index = index.long()
+        moved.append(torch.where(index >= size, total, index + start))
+        start += size
+    return torch.cat(moved)

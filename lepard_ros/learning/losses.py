@@ -1,0 +1,62 @@
+"""The paper's losses, and the one of the fine matching."""
+
+import torch
+from torch import Tensor
+
+from lepard_ros.network.lepard import LepardOutput
+from lepard_ros.network.procrustes import RigidFit
+
+ALPHA, GAMMA = 0.25, 2.0
+CLAMP = 1e-6
+
+
+def focal_loss(confidence: Tensor, matches: Tensor) -> Tensor:
+    """Focal matching loss on the true matches of a dual softmax.
+
+    confidence: (B, n, m); matches: (K, 3) batch, source and target indices. The mean over all matches.
+    """
+    c = confidence[tuple(matches.T)].clamp(CLAMP, 1 - CLAMP)
+    return (-ALPHA * (1 - c) ** GAMMA * c.log()).sum() / max(1, len(matches))
+
+
+def focal_loss_sinkhorn(confidence: Tensor, matches: Tensor) -> Tensor:
+    """The same for Sinkhorn, where also the confidence of wrong pairs must fall; separate means."""
+    c = confidence.clamp(CLAMP, 1 - CLAMP)
+    right = torch.zeros_like(c, dtype=torch.bool)
+    right[tuple(matches.T)] = True
+    positive = -ALPHA * (1 - c[right]) ** GAMMA * c[right].log()
+    negative = -ALPHA * c[~right] ** GAMMA * (1 - c[~right]).log()
+    return positive.sum() / max(1, len(positive)) + negative.sum() / max(1, len(negative))
+
+
+def warping_loss(fit: RigidFit, source: Tensor, warped: Tensor, matches: Tensor) -> Tensor:
+    """How far the rigid fit leaves the overlapping source points from where they truly go.
+
+    source, warped: (B, n, 3); matches: (K, 3). L1 over xyz, mean over the source points of true matches.
+    """
+    moved = source @ fit.rotation.transpose(1, 2) + fit.translation.transpose(1, 2)
+    batch, index = torch.unique(matches[:, :2], dim=0).T
+    return (moved - warped)[batch, index].abs().sum(-1).mean()
+
+
+def total_loss(
+    output: LepardOutput, matches: Tensor, source: Tensor, warped: Tensor, warping_weight: float, sinkhorn: bool = False
+) -> Tensor:
+    """Matching (and warping) loss of every TMP block. source, warped: (B, n, 3); matches: (K, 3)."""
+    focal = focal_loss_sinkhorn if sinkhorn else focal_loss
+    stages = [(r.confidence, r.fit) for r in output.repositionings] + [(output.confidence, output.fit)]
+    loss = torch.stack([focal(confidence, matches) for confidence, _ in stages]).sum()
+    if warping_weight > 0 and len(matches):
+        loss = loss + warping_weight * torch.stack([warping_loss(f, source, warped, matches) for _, f in stages]).sum()
+    return loss
+
+
+def fine_loss(log_confidence: Tensor, matched: Tensor, lonely_source: Tensor, lonely_target: Tensor) -> Tensor:
+    """Negative log likelihood of the fine truth.
+
+    log_confidence: (P, a + 1, b + 1) of `FineMatching`; matched: (P, a, b) true pairs;
+    lonely_source: (P, a), lonely_target: (P, b) points without a partner in the patch.
+    """
+    pairs = log_confidence[:, :-1, :-1][matched] / 2
+    alone = torch.cat([log_confidence[:, :-1, -1][lonely_source], log_confidence[:, -1, :-1][lonely_target]])
+    return -(pairs.sum() / max(1, len(pairs)) + 0.5 * alone.sum() / max(1, len(alone)))

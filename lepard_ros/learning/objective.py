@@ -1,0 +1,121 @@
+"""The loss of a batch of pairs, and how well its matches are."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lepard_ros.learning.losses import fine_loss, total_loss
+from lepard_ros.learning.samples import Pair, Sample
+from lepard_ros.learning.truth import fine_truth, mutual_matches
+from lepard_ros.network.lepard import CoarseCloud, Lepard, LepardOutput, pad_clouds
+
+
+class ObjectiveSettings(NamedTuple):
+    """Weights of the losses, and the radius of a true coarse match in coarse cells."""
+
+    warping_weight: float = 0.0
+    fine_weight: float = 0.25
+    match_radius: float = 0.6
+    fine_patches: int = 32
+
+
+class Objective(NamedTuple):
+    """loss: scalar; parts: its terms as floats; output, matches (K, 3) and the coarse clouds, to measure the matches."""
+
+    loss: Tensor
+    parts: dict[str, float]
+    output: LepardOutput
+    matches: Tensor
+
+
+def objective(network: Lepard, pairs: list[Pair], settings: ObjectiveSettings, seed: int = 0) -> Objective:
+    """Encode, match, and compare with the truth. seed: which patches the fine loss looks at."""
+    encoded = [[network.encode(s.pyramid, s.relations) for s in (pair.source, pair.target)] for pair in pairs]
+    source = _batch([pair.source for pair in pairs], [e[0][0] for e in encoded])
+    target = _batch([pair.target for pair in pairs], [e[1][0] for e in encoded])
+    output = network.match(source, target)
+    radius = settings.match_radius * network.config.coarse_grid
+    truths = [mutual_matches(warp_coarse(pair), pair.target.pyramid.points[2], radius) for pair in pairs]
+    matches = torch.cat([torch.nn.functional.pad(t, (1, 0), value=b) for b, t in enumerate(truths)])
+    warped = torch.zeros_like(source.points)
+    for b, pair in enumerate(pairs):
+        warped[b, : len(pair.source.pyramid.points[2])] = warp_coarse(pair)
+    sinkhorn = network.config.matching == "sinkhorn"
+    coarse = total_loss(output, matches, source.points, warped, settings.warping_weight, sinkhorn)
+    loss, parts = coarse, {"coarse": float(coarse.detach())}
+    if network.fine_matching is not None and settings.fine_weight:
+        generator = torch.Generator().manual_seed(seed)
+        fines = [
+            _fine_loss(network, pair, e[0][1], e[1][1], truth, settings.fine_patches, generator)
+            for pair, e, truth in zip(pairs, encoded, truths, strict=True)
+            if len(truth)
+        ]
+        if fines:
+            fine = torch.stack(fines).mean()
+            loss, parts = loss + settings.fine_weight * fine, parts | {"fine": float(fine.detach())}
+    return Objective(loss, parts, output, matches)
+
+
+def warp_coarse(pair: Pair) -> Tensor:
+    """The coarse source points where they truly lie in the target's frame, (n, 3)."""
+    return _warp(pair.source.pyramid.points[2], pair.flow, pair.motion)
+
+
+def _warp(points: Tensor, flow: Tensor | None, motion: Tensor) -> Tensor:
+    moved = points if flow is None else points + flow
+    return moved @ motion[:3, :3].T + motion[:3, 3]
+
+
+def _batch(samples: list[Sample], features: list[Tensor]) -> CoarseCloud:
+    pyramids = [sample.pyramid for sample in samples]
+    normals = [p.normals[2] for p in pyramids] if pyramids[0].normals else []
+    return pad_clouds(features, [p.points[2] for p in pyramids], normals)
+
+
+def _fine_loss(
+    network: Lepard, pair: Pair, x: Tensor | None, y: Tensor | None, truth: Tensor, count: int, generator: torch.Generator
+) -> Tensor:
+    """The fine loss over some of the true coarse matches (K, 2) of a pair; x, y: fine features."""
+    assert x is not None and y is not None and pair.source.patches is not None and pair.target.patches is not None
+    assert network.fine_matching is not None
+    chosen = truth[torch.randperm(len(truth), generator=generator)[:count].to(truth.device)]
+    source, target = pair.source.patches.index[chosen[:, 0]], pair.target.patches.index[chosen[:, 1]]
+    warped = _warp(pair.source.pyramid.points[0], pair.fine_flow, pair.motion)
+    source_valid, target_valid = source < len(warped), target < len(pair.target.pyramid.points[0])
+    labels = fine_truth(
+        _take(warped, source), _take(pair.target.pyramid.points[0], target), source_valid, target_valid, network.config.grid
+    )
+    return fine_loss(network.fine_matching(_take(x, source), _take(y, target), source_valid, target_valid), *labels)
+
+
+def _take(values: Tensor, index: Tensor) -> Tensor:
+    """Rows by index, zeros for an empty place."""
+    return torch.nn.functional.pad(values, (0, 0, 0, 1))[index]
+
+
+class MatchQuality(NamedTuple):
+    """inlier_ratio of the predicted matches, recall of the true ones, error of the rigid fit in degrees and metres."""
+
+    inlier_ratio: float
+    recall: float
+    rotation_error: float
+    translation_error: float
+
+
+@torch.no_grad()
+def match_quality(network: Lepard, pair: Pair, result: Objective, item: int, radius: float) -> MatchQuality:
+    """How good the coarse matches of pair `item` of a batch are; radius: metres within which a match is right."""
+    warped, target = warp_coarse(pair), pair.target.pyramid.points[2]
+    confidence = result.output.confidence[item, : len(warped), : len(target)]
+    best, index = confidence.max(1)
+    # As many as there are true matches, or a quarter of the points: what a robust estimate would be given.
+    chosen = best.topk(min(len(best), max(16, len(best) // 4))).indices
+    right = (warped[chosen] - target[index[chosen]]).norm(dim=1) < radius
+    truth = result.matches[result.matches[:, 0] == item]
+    hit = (warped[truth[:, 1]] - target[index[truth[:, 1]]]).norm(dim=1) < radius
+    fit = result.output.fit
+    turn = fit.rotation[item].T @ pair.motion[:3, :3]
+    angle = torch.rad2deg(torch.acos(((turn.trace() - 1) / 2).clamp(-1, 1)))
+    offset = (fit.translation[item][:, 0] - pair.motion[:3, 3]).norm()
+    return MatchQuality(float(right.float().mean()), float(hit.float().mean()) if len(truth) else 0.0, float(angle), float(offset))

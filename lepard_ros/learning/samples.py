@@ -1,0 +1,229 @@
+"""Training samples from rooms: clouds are turned, jittered and described by their pyramids; pairs come with their truth.
+
+The stream is a pure function of (seed, rank, step), so that training can stop anywhere and go on bit for bit.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.spatial.transform import Rotation
+from torch import Tensor
+
+from lepard_ros.cloud.pyramid import Pyramid, build_pyramid
+from lepard_ros.errors import InputError
+from lepard_ros.network.backbone import Relations
+from lepard_ros.network.fine import Patches, group_points
+from lepard_ros.network.lepard import Lepard
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What is done to each cloud: uniform jitter in metres, and how far (metres) the viewpoint may be wrong."""
+
+    jitter: float = 0.004
+    viewpoint: float = 0.3
+    crop: float = 0.15  # share of clouds of which a random half space is cut off
+
+
+@dataclass
+class Sample:
+    """A cloud ready for the network: pyramid, convolution operators, and the patches of fine points."""
+
+    pyramid: Pyramid
+    relations: Relations
+    patches: Patches | None
+    nearest: Tensor | None  # (N_0,) coarse point of each fine point
+
+
+@dataclass
+class Pair:
+    """Two samples with the motion from source to target, (4, 4) float32; flow: (n, 3) added to coarse points before it."""
+
+    source: Sample
+    target: Sample
+    motion: Tensor
+    flow: Tensor | None = None
+    fine_flow: Tensor | None = None
+
+
+def make_sample(points: Tensor, viewpoint: Tensor, network: Lepard) -> Sample:
+    """Pyramid and operators of a cloud (N, 3) metres for a network."""
+    config = network.config
+    pyramid = build_pyramid(points, config.pyramid, viewpoint)
+    relations = network.backbone.relations(pyramid)
+    if config.kernel == "invariant":
+        for relation in (*relations[0], *relations[1]):
+            relation.invariant_bag().transpose()
+    if not config.fine_dim:
+        return Sample(pyramid, relations, None, None)
+    nearest = owner_of_fine(pyramid)
+    return Sample(pyramid, relations, group_points(nearest, len(pyramid.points[2]), config.patch_points), nearest)
+
+
+def owner_of_fine(pyramid: Pyramid) -> Tensor:
+    """The coarse point that each fine point belongs to, by way of the level between: (N_0,)."""
+    middle = torch.nn.functional.pad(pyramid.upsamples[1], (0, 1), value=len(pyramid.points[2]))
+    return middle[pyramid.upsamples[0]]
+
+
+@dataclass
+class RoomVisit:
+    """The clouds of one room as drawn for one visit, made on first use."""
+
+    points: list[np.ndarray]
+    poses: np.ndarray
+    pairs: np.ndarray
+    entropy: tuple[int, ...]
+    augmentation: Augmentation
+    network: Lepard
+
+    def __post_init__(self) -> None:
+        self._ready: dict[int, tuple[Sample, np.ndarray]] = {}
+
+    def cloud(self, index: int) -> tuple[Sample, np.ndarray]:
+        """The sample of cloud `index` and its pose in the room after augmentation, (4, 4)."""
+        if index not in self._ready:
+            self._ready[index] = self._augment(index)
+        return self._ready[index]
+
+    def _augment(self, index: int) -> tuple[Sample, np.ndarray]:
+        # Each cloud draws from its own generator: the order in which clouds are asked for must not matter.
+        rng = np.random.default_rng([*self.entropy, index])
+        points = self.points[index]
+        if rng.random() < self.augmentation.crop:
+            points = crop_half(points, rng)
+        turn = Rotation.random(random_state=rng).as_matrix()
+        points = points @ turn.T + rng.uniform(-1, 1, points.shape) * self.augmentation.jitter
+        viewpoint = rng.normal(0, self.augmentation.viewpoint, 3)
+        pose = np.array(self.poses[index], dtype=np.float64)
+        pose[:3, :3] = pose[:3, :3] @ turn.T
+        sample = make_sample(
+            torch.from_numpy(points.astype(np.float32)), torch.from_numpy(viewpoint.astype(np.float32)), self.network
+        )
+        return sample, pose
+
+    def pair(self, number: int) -> Pair:
+        """Pair `number` of the room, source and target swapped at random."""
+        source, target = self.pairs[number]
+        if (number + self.entropy[-1]) % 2:
+            source, target = target, source
+        (source_sample, source_pose), (target_sample, target_pose) = self.cloud(int(source)), self.cloud(int(target))
+        motion = np.linalg.inv(target_pose) @ source_pose
+        return Pair(source_sample, target_sample, torch.from_numpy(motion.astype(np.float32)))
+
+
+def crop_half(points: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Cut off up to half of a cloud (N, 3) by a random plane."""
+    height = points @ rng.normal(size=3)
+    kept = height > np.quantile(height, rng.uniform(0.1, 0.5))
+    return points[kept]
+
+
+class RoomStream:
+    """An endless stream of batches from a folder of room shards.
+
+    Each of `lanes` walks through rooms of its own, `visit` pairs from each, so that a batch mixes rooms.
+    """
+
+    def __init__(
+        self, folder: list[Path], network: Lepard, *, seed: int = 0, rank: int = 0, lanes: int = 2, visit: int = 12,
+        augmentation: Augmentation | None = None, min_overlap: float = 0.1,
+    ) -> None:  # fmt: skip
+        self.folders, self.network, self.seed, self.rank, self.lanes, self.visit = folder, network, seed, rank, lanes, visit
+        self.augmentation = augmentation or Augmentation()
+        self.min_overlap = min_overlap
+        self.files = training_files(folder)
+        self._visits: dict[int, tuple[int, RoomVisit]] = {}
+
+    def batch(self, step: int) -> list[Pair]:
+        """The pairs of a step: one from each lane."""
+        return [self._lane(lane, step) for lane in range(self.lanes)]
+
+    def _lane(self, lane: int, step: int) -> Pair:
+        # Lanes change rooms at different steps, so that the work of preparing a room is spread out.
+        shifted = step + lane * self.visit // self.lanes
+        number, turn = divmod(shifted, self.visit)
+        if self._visits.get(lane, (-1, None))[0] != number:
+            self._visits[lane] = (number, self._open(lane, number))
+        visit = self._visits[lane][1]
+        return visit.pair(turn % len(visit.pairs))
+
+    def _open(self, lane: int, number: int) -> RoomVisit:
+        entropy = (self.seed, self.rank, lane, number)
+        rng = np.random.default_rng(entropy)
+        shard = _load_cached(self.files[int(rng.integers(len(self.files)))])
+        usable = np.flatnonzero(shard.overlap.min(1) >= self.min_overlap)
+        if len(usable) == 0:
+            usable = np.arange(len(shard.pairs))
+        chosen = rng.permutation(usable)[: self.visit]
+        return RoomVisit(shard.clouds, shard.poses, shard.pairs[chosen], entropy, self.augmentation, self.network)
+
+    def refresh(self) -> None:
+        """Look again which rooms there are (generation may still be running)."""
+        self.files = training_files(self.folders)
+
+
+@lru_cache(maxsize=8)
+def _load_cached(path: Path) -> "Shard":
+    return load_shard(path)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A room on disk: clouds (N, 3) metres in their own frames, poses (C, 4, 4) to the room, pairs (P, 2), overlap (P, 2)."""
+
+    clouds: list[np.ndarray]
+    poses: np.ndarray
+    pairs: np.ndarray
+    overlap: np.ndarray
+
+
+def load_shard(path: Path) -> Shard:
+    """Read a room written by `lepard synthesise rooms` or made from scans."""
+    try:
+        with np.load(path) as data:
+            points, offset = data["points"].astype(np.float32) * 0.00025, data["offset"]
+            clouds = [points[a:b] for a, b in zip(offset[:-1], offset[1:], strict=True)]
+            return Shard(clouds, data["pose"], data["pairs"], data["overlap"].reshape(-1, 2))
+    except (KeyError, ValueError, OSError) as error:
+        raise InputError(f"{path.name} is not a room shard ({error}): write it again with `lepard synthesise rooms`.") from error
+
+
+VALIDATION_SEEDS = 100
+
+
+def room_files(folders: list[Path]) -> list[Path]:
+    """All room shards in folders, by name."""
+    return sorted(path for folder in folders for path in Path(folder).glob("*.npz"))
+
+
+def training_files(folders: list[Path]) -> list[Path]:
+    """The shards that may be trained on: rooms 0 to 99 are kept for validation."""
+    files = [path for path in room_files(folders) if not _is_validation(path)]
+    if not files:
+        raise InputError("no training rooms found: make some with `lepard synthesise rooms OUT` and give --data OUT.")
+    return files
+
+
+def _is_validation(path: Path) -> bool:
+    digits = path.stem.rsplit("_", 1)[-1]
+    return path.stem.startswith("room_") and digits.isdigit() and int(digits) < VALIDATION_SEEDS
+
+
+def validation_pairs(folders: list[Path], network: Lepard, count: int) -> Iterator[tuple[Pair, float]]:
+    """A fixed list of pairs from the validation rooms, with their overlap; spread evenly over the rooms."""
+    files = [path for path in room_files(folders) if _is_validation(path)]
+    per_room = max(1, count // max(1, len(files)))
+    done = 0
+    for path in files:
+        shard = load_shard(path)
+        visit = RoomVisit(shard.clouds, shard.poses, shard.pairs, (0,), Augmentation(0, 0, 0), network)
+        for number in np.linspace(0, len(shard.pairs) - 1, min(per_room, len(shard.pairs))).astype(int):
+            if done == count:
+                return
+            done += 1
+            yield visit.pair(int(number)), float(shard.overlap[number].min())

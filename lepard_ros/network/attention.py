@@ -1,0 +1,72 @@
+"""Self and cross attention, with the position code kept apart from the features."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lepard_ros.network.position import PositionCode, SinusoidalCode
+
+
+class AttentionLayer(nn.Module):
+    """x attends to y: x + MLP(cat[x, message])."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q_proj, self.k_proj, self.v_proj, self.merge = (nn.Linear(dim, dim, bias=False) for _ in range(4))
+        self.mlp = nn.Sequential(nn.Linear(2 * dim, 2 * dim, bias=False), nn.ReLU(), nn.Linear(2 * dim, dim, bias=False))
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+
+    def forward(
+        self, x: Tensor, y: Tensor, x_code: PositionCode | None, y_code: PositionCode | None, bias: Tensor | None
+    ) -> Tensor:
+        """x: (B, n, d); y: (B, m, d); codes of the same points, or None; bias: added to the scores, (B, 1 or h, n or 1, m)."""
+        q, k, v = project(self.q_proj, x, x_code), project(self.k_proj, y, y_code), self.v_proj(y)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
+        message = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        message = self.norm1(self.merge(message.transpose(1, 2).flatten(2)))
+        return x + self.norm2(self.mlp(torch.cat([x, message], dim=-1)))
+
+
+def project(linear: nn.Linear, x: Tensor, code: PositionCode | None) -> Tensor:
+    """Project and apply the code: a sinusoidal one is added before the projection, a rotary one turns the result."""
+    if code is None:
+        return linear(x)  # type: ignore[no-any-return]
+    if isinstance(code, SinusoidalCode):
+        return linear(code.apply(x))  # type: ignore[no-any-return]
+    return code.apply(linear(x))
+
+
+class PairBias(nn.Module):
+    """What a point should make of another of its own cloud, from their distance and the angles of their normals.
+
+    One small network gives the bias of every self attention layer at once; it does not change when the cloud is turned.
+    """
+
+    FEATURES = 9
+
+    def __init__(self, layers: int, heads: int, scale: float, hidden: int = 16) -> None:
+        """scale: metres, the spacing of the points."""
+        super().__init__()
+        self.layers, self.heads, self.scale = layers, heads, scale
+        self.mlp = nn.Sequential(nn.Linear(self.FEATURES, hidden), nn.ReLU(), nn.Linear(hidden, layers * heads))
+
+    def forward(self, points: Tensor, normals: Tensor) -> list[Tensor]:
+        """points, normals: (B, n, 3). Returns a (B, heads, n, n) bias for each layer."""
+        offset = points[:, None, :, :] - points[:, :, None, :]
+        distance = offset.norm(dim=-1)
+        direction = offset / distance.clamp_min(1e-6)[..., None]
+        leaving = (direction * normals[:, :, None]).sum(-1)
+        arriving = (direction * normals[:, None]).sum(-1)
+        lean = normals @ normals.transpose(1, 2)
+        near = distance[..., None] / (self.scale * distance.new_tensor([1.5, 3.0, 6.0, 12.0, 24.0]))
+        features = torch.cat([torch.exp(-near), torch.stack([leaving, arriving, lean, leaving * arriving], -1)], -1)
+        bias = self.mlp(features).permute(0, 3, 1, 2)
+        return list(bias.split(self.heads, dim=1))
+
+
+def key_mask(mask: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """(B, m) of valid keys -> (B, 1, 1, m) to add to the scores, or None where all are valid."""
+    if bool(mask.all()):
+        return None
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, float("-inf"))[:, None, None]

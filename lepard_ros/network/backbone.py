@@ -1,0 +1,178 @@
+"""KPFCN: the convolutional backbone that describes the coarse points (and, where wanted, the fine ones)."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lepard_ros.cloud.pyramid import Pyramid
+from lepard_ros.network.config import LepardConfig
+from lepard_ros.network.convolution import KernelPointConvolution, Relation
+
+SLOPE = 0.1
+# Within each level, and from each level to the next.
+Relations = tuple[list[Relation], list[Relation]]
+
+
+class Normalisation(nn.Module):
+    """Instance norm without parameters over the points, of all stacked clouds together or of each alone."""
+
+    def __init__(self, joint: bool) -> None:
+        super().__init__()
+        self.joint = joint
+
+    def forward(self, x: Tensor, lengths: list[int]) -> Tensor:
+        """x: (N, C); lengths: points of each stacked cloud."""
+        if self.joint:
+            # Slower than the kernel of batch norm, but exact enough to give the authors' numbers for their weights.
+            variance, mean = torch.var_mean(x, dim=0, correction=0)
+            return (x - mean) * torch.rsqrt(variance + 1e-5)
+        return torch.cat([_standardise(part) for part in x.split(lengths)]) if len(lengths) > 1 else _standardise(x)
+
+
+def _standardise(x: Tensor) -> Tensor:
+    """Zero mean and unit variance of each channel over the points (N, C)."""
+    if len(x) < 2:
+        return torch.zeros_like(x)
+    return F.batch_norm(x, None, None, training=True, eps=1e-5)
+
+
+class Unary(nn.Module):
+    """A linear layer on each point, normalised and, unless told otherwise, activated."""
+
+    def __init__(self, inputs: int, outputs: int, norm: Normalisation, activate: bool = True) -> None:
+        super().__init__()
+        self.mlp = nn.Linear(inputs, outputs, bias=False)
+        self.norm, self.activate = norm, activate
+
+    def forward(self, x: Tensor, lengths: list[int]) -> Tensor:
+        """x: (N, inputs) -> (N, outputs)."""
+        x = self.norm(self.mlp(x), lengths)
+        return F.leaky_relu(x, SLOPE) if self.activate else x
+
+
+class SimpleBlock(nn.Module):
+    """Convolution, norm, activation."""
+
+    def __init__(self, inputs: int, outputs: int, config: LepardConfig, level: int, norm: Normalisation) -> None:
+        super().__init__()
+        extent = config.kernel_extent * config.grid * 2**level
+        self.KPConv = KernelPointConvolution(inputs, outputs, config.kernel_points, config.kernel, extent)
+        self.norm = norm
+
+    def forward(self, x: Tensor, relation: Relation, lengths: list[int]) -> Tensor:
+        """x: (M, inputs) -> (N, outputs)."""
+        return F.leaky_relu(self.norm(self.KPConv(x, relation), lengths), SLOPE)
+
+
+class ResidualBlock(nn.Module):
+    """Bottleneck: narrow, convolve, widen, add the shortcut. Strided where the queries are the next level's points."""
+
+    def __init__(self, inputs: int, outputs: int, config: LepardConfig, level: int, norm: Normalisation) -> None:
+        super().__init__()
+        middle = outputs // 4
+        self.unary1 = Unary(inputs, middle, norm)
+        self.convolution = SimpleBlock(middle, middle, config, level, norm)
+        self.unary2 = Unary(middle, outputs, norm, activate=False)
+        self.unary_shortcut = Unary(inputs, outputs, norm, activate=False) if inputs != outputs else None
+
+    def forward(self, x: Tensor, relation: Relation, before: list[int], after: list[int]) -> Tensor:
+        """x: (M, inputs) -> (N, outputs); before, after: lengths of the stacked clouds at supports and queries."""
+        y = self.unary1(x, before)
+        y = self.unary2(self.convolution(y, relation, after), after)
+        shortcut = x if before == after else max_pool(x, relation.neighbours)
+        if self.unary_shortcut is not None:
+            shortcut = self.unary_shortcut(shortcut, after)
+        return F.leaky_relu(y + shortcut, SLOPE)
+
+
+def max_pool(x: Tensor, neighbours: Tensor) -> Tensor:
+    """The largest feature among the neighbours; the zero of a missing one counts, as in the reference."""
+    return F.pad(x, (0, 0, 0, 1))[neighbours].amax(1)
+
+
+def upsample(x: Tensor, nearest: Tensor) -> Tensor:
+    """Each finer point takes the features of its nearest coarser point; zeros where there is none."""
+    return F.pad(x, (0, 0, 0, 1))[nearest]
+
+
+class Backbone(nn.Module):
+    """Encoder over the levels of the pyramid, decoder down to the matched level, and to level 0 for fine features."""
+
+    MATCH_LEVEL = 2
+
+    def __init__(self, config: LepardConfig) -> None:
+        super().__init__()
+        self.config = config
+        norm = Normalisation(config.normalisation == "joint")
+        width, levels = config.width, len(config.neighbour_limits)
+        inputs = 2 if config.kernel == "invariant" else 1
+        self.first = SimpleBlock(inputs, width // 2, config, 0, norm)
+        self.stages = nn.ModuleList()
+        channels = width // 2
+        for level in range(levels):
+            out = width * 2**level
+            blocks = [ResidualBlock(channels, out, config, level, norm)]
+            if level > 0:
+                blocks.append(ResidualBlock(out, out, config, level, norm))
+            if level + 1 < levels:
+                blocks.append(ResidualBlock(out, out, config, level, norm))
+            self.stages.append(nn.ModuleList(blocks))
+            channels = out
+        self.decoder = nn.ModuleDict()
+        last = self.MATCH_LEVEL if not config.fine_dim else 0
+        for level in range(levels - 2, last - 1, -1):
+            out = width * 2**level
+            self.decoder[str(level)] = Unary(channels + out, out, norm)
+            channels = out
+        self.coarse_out = nn.Linear(width * 2**self.MATCH_LEVEL, config.feature_dim)
+        self.fine_out = nn.Linear(width, config.fine_dim) if config.fine_dim else None
+
+    def forward(self, pyramid: Pyramid, relations: Relations | None = None) -> tuple[Tensor, Tensor | None]:
+        """Coarse features (N_2, d), and fine features (N_0, fine_dim) or None.
+
+        relations: kept from an earlier call for the same pyramid, which saves making the convolutions' operators anew.
+        """
+        same, down = relations or self.relations(pyramid)
+        lengths = pyramid.lengths
+        x = self.first(self.input_features(pyramid), same[0], lengths[0])
+        skips = []
+        for level, blocks in enumerate(self.stages):
+            strided = len(blocks) - 1 if level < len(down) else len(blocks)
+            for block in blocks[:strided]:
+                x = block(x, same[level], lengths[level], lengths[level])
+            skips.append(x)
+            if level < len(down):
+                x = blocks[strided](x, down[level], lengths[level], lengths[level + 1])
+        return self.decode(x, skips, pyramid)
+
+    def decode(self, x: Tensor, skips: list[Tensor], pyramid: Pyramid) -> tuple[Tensor, Tensor | None]:
+        """From the coarsest level to the matched one, then to the fine one."""
+        coarse = None
+        for name, unary in self.decoder.items():
+            level = int(name)
+            x = torch.cat([upsample(x, pyramid.upsamples[level]), skips[level]], dim=1)
+            x = unary(x, pyramid.lengths[level])
+            if level == self.MATCH_LEVEL:
+                coarse = self.coarse_out(x)
+        assert coarse is not None
+        return coarse, self.fine_out(x) if self.fine_out is not None else None
+
+    def input_features(self, pyramid: Pyramid) -> Tensor:
+        """A constant 1; with normals also how uneven the surface is (N_0, 1 or 2)."""
+        ones = torch.ones_like(pyramid.points[0][:, :1])
+        if self.config.kernel == "xyz" or pyramid.variation is None:
+            return ones
+        return torch.cat([ones, 10 * pyramid.variation[:, None]], dim=1)
+
+    def relations(self, pyramid: Pyramid) -> Relations:
+        """Who convolves whom within each level, and from each level to the next."""
+
+        def relation(queries: int, supports: int, neighbours: Tensor) -> Relation:
+            radius = self.config.grid * self.config.conv_radius * 2**supports
+            normals = pyramid.normals or [None] * len(pyramid.points)
+            points = pyramid.points
+            return Relation(points[queries], points[supports], neighbours, radius, normals[queries], normals[supports])
+
+        same = [relation(level, level, index) for level, index in enumerate(pyramid.neighbours)]
+        down = [relation(level + 1, level, index) for level, index in enumerate(pyramid.pools)]
+        return same, down

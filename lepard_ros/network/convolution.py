@@ -1,0 +1,170 @@
+"""Kernel point convolution, in two coordinate systems.
+
+`xyz` is the published one: kernel points in space, each neighbour weighted by its distance to each kernel point.
+`invariant` places the kernel functions in coordinates that do not change when the cloud is turned: how far a
+neighbour is, how high it stands over the tangent plane, and how its normal leans. It needs no rotated training data.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+# Nodes of the invariant kernel functions: elevation sin, and cosine between the normals. Radius has two halves.
+ELEVATION_NODES = (-0.7, 0.0, 0.7)
+LEAN_NODES = (0.0, 0.7, 1.0)
+INVARIANT_KERNELS = 2 * len(ELEVATION_NODES) * len(LEAN_NODES)
+# Points convolved at a time with xyz kernels: the gathered neighbours then stay in the processor's cache.
+CHUNK = 1024
+
+
+@dataclass
+class Relation:
+    """Who convolves whom: query points, support points and neighbour indices (N, K), M for a missing one.
+
+    radius: metres. bag: the invariant operator, made on first use and shared by all layers of a level.
+    """
+
+    queries: Tensor
+    supports: Tensor
+    neighbours: Tensor
+    radius: float
+    query_normals: Tensor | None = None
+    support_normals: Tensor | None = None
+    bag: "KernelBag | None" = field(default=None, repr=False)
+
+    def invariant_bag(self) -> "KernelBag":
+        """The sparse operator of the invariant kernel functions."""
+        if self.bag is None:
+            self.bag = KernelBag.of(self)
+        return self.bag
+
+
+@dataclass
+class KernelBag:
+    """Which (support, kernel function) products a query sums, with which weights.
+
+    columns: (N, K * 4) index of support * kernels + kernel; weights: (N, K * 4). The transposed lists serve the
+    backward pass: for each column in turn, the queries and weights that used it.
+    """
+
+    columns: Tensor
+    weights: Tensor
+    supports: int
+    transposed: tuple[Tensor, Tensor, Tensor] | None = None
+
+    @classmethod
+    def of(cls, relation: Relation) -> "KernelBag":
+        """Bilinear weights of every neighbour on the nodes, divided by the number of neighbours."""
+        assert relation.query_normals is not None and relation.support_normals is not None
+        supports = len(relation.supports)
+        present = relation.neighbours < supports
+        index = relation.neighbours.clamp_max(supports - 1)
+        offset = relation.supports[index] - relation.queries[:, None]
+        distance = offset.norm(dim=-1)
+        normal = relation.query_normals[:, None]
+        elevation = (offset * normal).sum(-1) / distance.clamp_min(1e-3 * relation.radius)
+        lean = (relation.support_normals[index] * normal).sum(-1)
+        far = (distance > 0.5 * relation.radius).long()
+        low_e, share_e = _between_nodes(elevation, ELEVATION_NODES)
+        low_l, share_l = _between_nodes(lean, LEAN_NODES)
+        kernel = (far * len(ELEVATION_NODES) + low_e) * len(LEAN_NODES) + low_l
+        steps = kernel.new_tensor([0, 1, len(LEAN_NODES), len(LEAN_NODES) + 1])
+        columns = index[..., None] * INVARIANT_KERNELS + kernel[..., None] + steps
+        halves_e = torch.stack([1 - share_e, share_e], -1)[..., :, None]
+        halves_l = torch.stack([1 - share_l, share_l], -1)[..., None, :]
+        scale = present / present.sum(1, keepdim=True).clamp_min(1)
+        weights = (halves_e * halves_l).flatten(-2) * scale[..., None]
+        return cls(columns.flatten(1).int(), weights.flatten(1), supports)
+
+    def histogram(self) -> Tensor:
+        """The product with a constant feature: (N, kernels), how the neighbours spread over the functions."""
+        table = self.weights.new_zeros(len(self.columns), INVARIANT_KERNELS)
+        return table.scatter_add_(1, self.columns.long() % INVARIANT_KERNELS, self.weights)
+
+    def transpose(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(queries, offsets, weights) grouped by column, for the backward pass; made once."""
+        if self.transposed is None:
+            used = (self.weights > 0).flatten().nonzero()[:, 0]
+            flat = self.columns.flatten()[used].int()
+            order = used[torch.argsort(flat)]
+            counts = torch.bincount(flat, minlength=self.supports * INVARIANT_KERNELS)
+            offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)[:-1]])
+            queries = torch.div(order, self.columns.shape[1], rounding_mode="floor")
+            self.transposed = queries.int(), offsets.int(), self.weights.flatten()[order]
+        return self.transposed
+
+
+def _between_nodes(values: Tensor, nodes: tuple[float, float, float]) -> tuple[Tensor, Tensor]:
+    """The lower of the two nodes around each value, and the share of the upper one."""
+    upper = (values > nodes[1]).long()
+    ticks = values.new_tensor(nodes)
+    share = (values - ticks[upper]) / (ticks[upper + 1] - ticks[upper])
+    return upper, share.clamp(0, 1)
+
+
+class _BagProduct(torch.autograd.Function):
+    """Sum of weighted rows; the backward pass is the same operation with the transposed lists."""
+
+    @staticmethod
+    def forward(ctx, rows: Tensor, bag: KernelBag) -> Tensor:  # type: ignore[no-untyped-def, override]
+        ctx.bag = bag
+        return F.embedding_bag(bag.columns, rows, per_sample_weights=bag.weights.to(rows.dtype), mode="sum")
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def, override]
+        queries, offsets, weights = ctx.bag.transpose()
+        gradient = gradient.contiguous()
+        return F.embedding_bag(queries, gradient, offsets, per_sample_weights=weights.to(gradient), mode="sum"), None
+
+
+class KernelPointConvolution(nn.Module):
+    """Convolution over neighbours with one weight matrix per kernel point (or invariant kernel function)."""
+
+    def __init__(self, inputs: int, outputs: int, kernels: int, kernel: str, extent: float) -> None:
+        """extent: metres within which a kernel point of `xyz` has influence."""
+        super().__init__()
+        self.kernel, self.extent = kernel, extent
+        self.weights = nn.Parameter(torch.empty(kernels, inputs, outputs))
+        nn.init.kaiming_uniform_(self.weights.view(kernels * inputs, outputs).T, a=5**0.5)
+        if kernel == "xyz":
+            self.register_buffer("kernel_points", scatter_kernel_points(kernels, 0.66 * extent))
+
+    def forward(self, features: Tensor, relation: Relation) -> Tensor:
+        """features: (M, inputs) of the supports. Returns (N, outputs) at the queries."""
+        if self.kernel == "invariant":
+            return self._invariant(features, relation)
+        padded = F.pad(relation.supports, (0, 0, 0, 1), value=1e6)
+        filled = F.pad(features, (0, 0, 0, 1))
+        parts = [
+            self._xyz(filled, padded, queries, index)
+            for queries, index in zip(relation.queries.split(CHUNK), relation.neighbours.split(CHUNK), strict=True)
+        ]
+        return torch.cat(parts)
+
+    def _invariant(self, features: Tensor, relation: Relation) -> Tensor:
+        kernels, inputs, outputs = self.weights.shape
+        bag = relation.invariant_bag()
+        rows = features @ self.weights.permute(1, 0, 2).reshape(inputs, kernels * outputs)
+        return _BagProduct.apply(rows.view(-1, outputs), bag)  # type: ignore[no-any-return]
+
+    def _xyz(self, features: Tensor, supports: Tensor, queries: Tensor, index: Tensor) -> Tensor:
+        """One chunk of queries (n, 3) with its neighbours (n, K)."""
+        offsets = supports[index] - queries[:, None]
+        distance = torch.cdist(self.kernel_points.expand(len(queries), -1, -1), offsets)
+        influence = (1 - distance / self.extent).clamp_min(0)
+        gathered = features[index]
+        summed = (influence @ gathered).flatten(1)
+        count = (gathered.sum(-1) > 0).sum(-1).clamp_min(1)
+        return summed @ self.weights.flatten(0, 1) / count[:, None]
+
+
+def scatter_kernel_points(count: int, radius: float) -> Tensor:
+    """An even spread of `count` points in a ball, the first at its centre: (count, 3) metres."""
+    steps = torch.arange(count - 1, dtype=torch.float32) + 0.5
+    height = 1 - 2 * steps / (count - 1)
+    turn = steps * (torch.pi * (1 + 5**0.5))
+    ring = (1 - height**2).sqrt()
+    sphere = torch.stack([ring * turn.cos(), ring * turn.sin(), height], dim=1)
+    return torch.cat([torch.zeros(1, 3), sphere]) * radius

@@ -1,0 +1,71 @@
+"""From two sets of features to a matrix of confidences, and from that to matches."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lepard_ros.network.config import LepardConfig
+from lepard_ros.network.position import PositionCode
+
+
+class Matching(nn.Module):
+    """Position-aware matching by dual softmax or by Sinkhorn. Both clouds share one projection."""
+
+    def __init__(self, config: LepardConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.src_proj = nn.Linear(config.feature_dim, config.feature_dim, bias=False)
+        if config.matching == "sinkhorn":
+            self.bin_score = nn.Parameter(torch.tensor(1.0))
+
+    def forward(
+        self, x: Tensor, y: Tensor, x_code: PositionCode | None, y_code: PositionCode | None, x_mask: Tensor, y_mask: Tensor
+    ) -> Tensor:
+        """x: (B, n, d), y: (B, m, d), masks (B, n), (B, m) of the real points. Returns confidences (B, n, m)."""
+        x, y = self.src_proj(x), self.src_proj(y)
+        x = x if x_code is None else x_code.apply(x)
+        y = y if y_code is None else y_code.apply(y)
+        scores = x @ y.transpose(1, 2) / x.shape[-1]
+        if self.config.matching == "sinkhorn":
+            return sinkhorn(scores, self.bin_score, self.config.sinkhorn_iterations, x_mask, y_mask)
+        return dual_softmax(scores / self.config.temperature, x_mask, y_mask)
+
+
+def dual_softmax(scores: Tensor, x_mask: Tensor, y_mask: Tensor) -> Tensor:
+    """Softmax over the rows times softmax over the columns, (B, n, m); padded entries get 0."""
+    scores = scores.float()  # probabilities keep their precision under autocast
+    valid = x_mask[:, :, None] & y_mask[:, None]
+    if not bool(valid.all()):
+        scores = scores.masked_fill(~valid, -1e9)
+        return scores.softmax(1) * scores.softmax(2) * valid
+    return scores.softmax(1) * scores.softmax(2)
+
+
+def sinkhorn(scores: Tensor, bin_score: Tensor, iterations: int, x_mask: Tensor, y_mask: Tensor) -> Tensor:
+    """Optimal transport with an extra row and column for points without a match, in log space: (B, n, m)."""
+    n, m = x_mask.sum(1).to(scores), y_mask.sum(1).to(scores)
+    valid = x_mask[:, :, None] & y_mask[:, None]
+    batch, rows, columns = scores.shape
+    couplings = F.pad(scores.masked_fill(~valid, -1e9), (0, 1, 0, 1))
+    couplings[:, rows, :] = bin_score
+    couplings[:, :, columns] = bin_score
+    norm = -(n + m).log()[:, None]
+    log_mu = torch.cat([norm.expand(-1, rows), m.log()[:, None] + norm], dim=1)
+    log_nu = torch.cat([norm.expand(-1, columns), n.log()[:, None] + norm], dim=1)
+    log_mu[:, :rows] = log_mu[:, :rows].masked_fill(~x_mask, -1e9)
+    log_nu[:, :columns] = log_nu[:, :columns].masked_fill(~y_mask, -1e9)
+    u, v = torch.zeros_like(log_mu), torch.zeros_like(log_nu)
+    for _ in range(iterations):
+        u = log_mu - torch.logsumexp(couplings + v[:, None], dim=2)
+        v = log_nu - torch.logsumexp(couplings + u[:, :, None], dim=1)
+    plan = (couplings + u[:, :, None] + v[:, None] - norm[:, :, None]).exp()
+    return plan[:, :rows, :columns] * valid
+
+
+def select_matches(confidence: Tensor, threshold: float, mutual: bool) -> Tensor:
+    """Indices (K, 3) of batch, source and target where the confidence exceeds the threshold (and is mutually the best)."""
+    chosen = confidence > threshold
+    if mutual:
+        best = (confidence == confidence.amax(2, keepdim=True)) & (confidence == confidence.amax(1, keepdim=True))
+        chosen &= best
+    return chosen.nonzero()

@@ -1,0 +1,51 @@
+"""The position code: what turns a point's place into something that a dot product of features can see."""
+
+import torch
+from torch import Tensor
+
+
+class PositionCode:
+    """Codes of a batch of points, to be applied to features of the same points."""
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Features (..., n, d) with the positions mixed in."""
+        raise TypeError("use a rotary or a sinusoidal code")
+
+
+class RotaryCode(PositionCode):
+    """Turns each pair of channels by an angle proportional to x, y or z, so that dot products see differences."""
+
+    def __init__(self, positions: Tensor, dim: int) -> None:
+        """positions: (..., n, 3) in units of the code; dim: d."""
+        angles = _angles(positions, dim).flatten(-2)
+        self.cos, self.sin = angles.cos(), angles.sin()
+
+    def apply(self, x: Tensor) -> Tensor:
+        """(..., n, d) -> (..., n, d), of the same length."""
+        even, odd = x[..., 0::2], x[..., 1::2]
+        turned = torch.stack([even * self.cos - odd * self.sin, odd * self.cos + even * self.sin], dim=-1)
+        return turned.flatten(-2)
+
+
+class SinusoidalCode(PositionCode):
+    """The absolute code of the Transformer, added to the features."""
+
+    def __init__(self, positions: Tensor, dim: int) -> None:
+        angles = _angles(positions, dim)
+        self.code = torch.cat([angles.sin(), angles.cos()], dim=-1).flatten(-2)
+
+    def apply(self, x: Tensor) -> Tensor:
+        """(..., n, d) -> (..., n, d)."""
+        return x + self.code
+
+
+def _angles(positions: Tensor, dim: int) -> Tensor:
+    """(..., n, 3, d / 6): each coordinate times each frequency, without gradient."""
+    steps = torch.arange(dim // 6, device=positions.device, dtype=torch.float32)
+    frequencies = torch.pow(10000.0, -2 * steps / (dim // 3))
+    return positions.detach()[..., None] * frequencies.to(positions.dtype)
+
+
+def position_code(kind: str, positions: Tensor, dim: int) -> PositionCode:
+    """The code of `positions` (..., n, 3) for features of width `dim`; kind: rotary or sinusoidal."""
+    return RotaryCode(positions, dim) if kind == "rotary" else SinusoidalCode(positions, dim)

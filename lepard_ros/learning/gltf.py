@@ -38,7 +38,7 @@ class Clip(NamedTuple):
     channels: tuple[Channel, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AnimatedModel:
     """A skinned mesh with its rest pose and its clips."""
 

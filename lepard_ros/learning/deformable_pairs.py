@@ -1,0 +1,254 @@
+"""Deformable pairs: a motion at two moments, each seen by a depth camera from its own place."""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial import cKDTree
+
+from lepard_ros.cloud.depth import Camera, depth_to_points
+from lepard_ros.cloud.open3d import import_open3d
+from lepard_ros.learning.fourdmatch import OVERLAP_RADIUS, DeformablePair
+from lepard_ros.learning.motions import Motion
+from lepard_ros.learning.sensor import DepthSensor, View, observe, random_sensor
+from lepard_ros.learning.skinning import Floats, Ints
+
+GRID = 0.01  # metres, as in 4DMatch
+METRIC_POINTS = 1000
+FEWEST_POINTS = 500
+LARGEST_CLOUD = 12_000
+CANDIDATE_CAMERAS = 12
+ATTEMPTS = 8
+NOT_HIT = 0xFFFFFFFF
+
+
+class Sight(NamedTuple):
+    """What a perfect camera saw of a mesh: depth (H, W) metres, inf for nothing; triangle (H, W), -1 for nothing;
+    corners (H, W, 2), the weights of the triangle's second and third corner; cosine (H, W) of the angle of incidence."""
+
+    depth: Floats
+    triangle: Ints
+    corners: Floats
+    cosine: Floats
+
+
+@dataclass(frozen=True)
+class Moments:
+    """One scene at two moments: the same triangles (T, 3) over vertices (V, 3) now and later, metres in the world.
+
+    The first `body` triangles move; the others are clutter, which stays.
+    """
+
+    triangles: Ints
+    before: Floats
+    after: Floats
+    body: int
+
+
+class RayScene:
+    """A mesh prepared for ray casting on one thread."""
+
+    def __init__(self, vertices: Floats, triangles: Ints) -> None:
+        self._o3d = import_open3d()
+        self._scene = self._o3d.t.geometry.RaycastingScene(nthreads=1)
+        tensor = self._o3d.core.Tensor
+        self._scene.add_triangles(tensor(vertices.astype(np.float32)), tensor(triangles.astype(np.uint32)))
+
+    def look(self, camera: Camera, pose: Floats) -> Sight:
+        """One ray a pixel from a camera at `pose` (4, 4), camera to world."""
+        directions = camera.rays() @ pose[:3, :3].T.astype(np.float32)
+        origin = np.broadcast_to(pose[:3, 3].astype(np.float32), directions.shape)
+        rays = self._o3d.core.Tensor(np.concatenate([origin, directions], axis=-1))
+        hits = self._scene.cast_rays(rays, nthreads=1)
+        triangle = hits["primitive_ids"].numpy().astype(np.int64)
+        triangle[triangle == NOT_HIT] = -1
+        along = np.abs(np.einsum("hwc,hwc->hw", hits["primitive_normals"].numpy(), directions))
+        cosine = along / np.linalg.norm(directions, axis=-1)
+        return Sight(hits["t_hit"].numpy(), triangle, hits["primitive_uvs"].numpy(), cosine)
+
+    def sees(self, eye: Floats, points: Floats) -> NDArray[np.bool_]:
+        """Which points (N, 3) on the mesh an eye (3,) sees, nothing standing before them: (N,)."""
+        rays = np.concatenate([np.broadcast_to(eye, points.shape), points - eye], axis=1).astype(np.float32)
+        distance = self._scene.cast_rays(self._o3d.core.Tensor(rays), nthreads=1)["t_hit"].numpy()
+        return distance > 1 - OVERLAP_RADIUS / np.linalg.norm(points - eye, axis=1)
+
+
+def make_pair(motion: Motion, rng: np.random.Generator, overlap: float) -> DeformablePair | None:
+    """Two moments of a motion seen from two places such that about `overlap` of the source is seen twice.
+
+    Returns None where no pair of views comes near: the overlap must end between 0.12 and 0.98.
+    """
+    for _ in range(ATTEMPTS):
+        moments = gather_scene(motion, rng)
+        scenes = (RayScene(moments.before, moments.triangles), RayScene(moments.after, moments.triangles))
+        sensor, noisy = _random_camera(rng)
+        poses = _choose_views(moments, scenes, sensor.camera, rng, overlap)
+        pair = _observe_pair(moments, scenes, poses, sensor, noisy, rng)
+        if pair is not None and 0.12 <= pair.overlap <= 0.98:
+            return pair
+    return None
+
+
+def gather_scene(motion: Motion, rng: np.random.Generator) -> Moments:
+    """The motion's first and last moment, in one case of four with clutter around."""
+    before, after, triangles = motion.at(0.0), motion.at(1.0), np.asarray(motion.triangles)
+    body = len(triangles)
+    if rng.random() < 0.25:
+        vertices, extra = clutter(rng, np.minimum(before.min(axis=0), after.min(axis=0)), before.max(axis=0))
+        triangles = np.concatenate([triangles, extra + len(before)])
+        before, after = np.concatenate([before, vertices]), np.concatenate([after, vertices])
+    return Moments(triangles, before, after, body)
+
+
+def clutter(rng: np.random.Generator, low: Floats, high: Floats) -> tuple[Floats, Ints]:
+    """A piece of floor (as often as not) and a few boxes around a thing between the corners `low` and `high`."""
+    centre, reach = (low + high) / 2, float(np.linalg.norm(high - low) / 2)
+    boxes = []
+    if rng.random() < 0.5:
+        side = rng.uniform(0.5, 0.9) * reach
+        boxes.append((np.array([centre[0], low[1] - 0.02, centre[2]]), np.array([side, 0.01, side]), 0.0))
+    for _ in range(int(rng.integers(1, 5))):
+        angle, away = rng.uniform(0, 2 * np.pi), rng.uniform(0.5, 1.1) * reach
+        size = rng.uniform(0.03, 0.2, 3) * reach
+        place = centre + away * np.array([np.cos(angle), rng.uniform(-0.7, 0.5), np.sin(angle)])
+        boxes.append((place, size, rng.uniform(0, np.pi)))
+    parts = [_box(*box) for box in boxes]
+    starts = np.cumsum([0] + [len(vertices) for vertices, _ in parts[:-1]])
+    faces = [triangles + start for (_, triangles), start in zip(parts, starts)]
+    return np.concatenate([vertices for vertices, _ in parts]), np.concatenate(faces)
+
+
+def _box(centre: Floats, half: Floats, turn: float) -> tuple[Floats, Ints]:
+    """A box of half sizes (3,), turned about y."""
+    corners = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)]) * half
+    cosine, sine = np.cos(turn), np.sin(turn)
+    rotated = corners @ np.array([[cosine, 0, -sine], [0, 1, 0], [sine, 0, cosine]])
+    quads = np.array([[0, 1, 3, 2], [4, 6, 7, 5], [0, 4, 5, 1], [2, 3, 7, 6], [0, 2, 6, 4], [1, 5, 7, 3]])
+    return centre + rotated, np.concatenate([quads[:, [0, 1, 2]], quads[:, [0, 2, 3]]])
+
+
+def _random_camera(rng: np.random.Generator) -> tuple[DepthSensor, bool]:
+    """A depth camera for things of a metre or two, and whether its faults show (else it only rounds to millimetres)."""
+    focal = rng.uniform(300, 430)
+    camera = Camera(360, 320, focal, focal, 179.5, 159.5)
+    sensor = replace(random_sensor(rng, camera.width), camera=camera, far=6.0)
+    return sensor, bool(rng.random() < 0.55)
+
+
+def look_at(eye: Floats, centre: Floats, roll: float) -> Floats:
+    """The pose (4, 4), camera to world, of a camera that looks from `eye` at `centre`; y of the world is up."""
+    forward = (centre - eye) / np.linalg.norm(centre - eye)
+    right = np.cross(forward, [0.0, 1.0, 0.0])
+    right = right / max(np.linalg.norm(right), 1e-9)
+    down = np.cross(forward, right)
+    cosine, sine = np.cos(roll), np.sin(roll)
+    pose = np.eye(4)
+    pose[:3, 0], pose[:3, 1], pose[:3, 2] = cosine * right + sine * down, cosine * down - sine * right, forward
+    pose[:3, 3] = eye
+    return pose
+
+
+def random_view(
+    vertices: Floats, camera: Camera, rng: np.random.Generator, azimuth: float, elevation: float
+) -> Floats:
+    """A camera's pose (4, 4) from which the vertices (V, 3) about fill the image."""
+    centre = (vertices.min(axis=0) + vertices.max(axis=0)) / 2
+    radius = float(np.linalg.norm(np.ptp(vertices, axis=0))) / 2
+    fitting = radius * camera.fy / (camera.height / 2)
+    distance = fitting * (rng.uniform(0.6, 0.9) if rng.random() < 0.15 else rng.uniform(0.95, 1.4))
+    direction = np.array([np.cos(elevation) * np.sin(azimuth), np.sin(elevation), np.cos(elevation) * np.cos(azimuth)])
+    centre = centre + rng.normal(0, 0.05, 3) * radius
+    return look_at(centre + max(distance, 0.6) * direction, centre, float(rng.normal(0, 0.08)))
+
+
+def _choose_views(
+    moments: Moments, scenes: tuple[RayScene, RayScene], camera: Camera, rng: np.random.Generator, overlap: float
+) -> tuple[Floats, Floats]:
+    """Camera poses for the two moments whose views overlap about as wanted."""
+    used = np.unique(moments.triangles[: moments.body])
+    before, after = moments.before[used], moments.after[used]
+    azimuth, elevation = rng.uniform(0, 2 * np.pi), np.radians(rng.uniform(-15, 50))
+    first = random_view(before, camera, rng, azimuth, elevation)
+    sample = rng.choice(len(used), min(1500, len(used)), replace=False)
+    seen = sample[scenes[0].sees(first[:3, 3], before[sample])]
+    best, smallest = first, np.inf
+    for turn in rng.uniform(-1, 1, CANDIDATE_CAMERAS) * np.radians(120):
+        tilt = np.radians(rng.uniform(-15, 50))
+        pose = random_view(after, camera, rng, azimuth + turn, tilt)
+        share = float(scenes[1].sees(pose[:3, 3], after[seen]).mean()) if len(seen) else 0.0
+        if abs(share - overlap) < smallest:
+            best, smallest = pose, abs(share - overlap)
+    return first, best
+
+
+def _observe_pair(
+    moments: Moments,
+    scenes: tuple[RayScene, RayScene],
+    poses: tuple[Floats, Floats],
+    sensor: DepthSensor,
+    noisy: bool,
+    rng: np.random.Generator,
+) -> DeformablePair | None:
+    """Both clouds with their truth, or None when a camera saw too little of the body."""
+    sights = [scene.look(sensor.camera, pose) for scene, pose in zip(scenes, poses)]
+    depths = [measure(sight, sensor, noisy, rng) for sight in sights]
+    if min(np.sum((depth > 0) & (sight.triangle < moments.body)) for depth, sight in zip(depths, sights)) < FEWEST_POINTS:
+        return None
+    seen = depths[0] > 0
+    now, later = (at_hits(vertices, moments.triangles, sights[0], seen) for vertices in (moments.before, moments.after))
+    flow = (later - now) @ poses[0][:3, :3]
+    source, flow = thin_out(depth_to_points(depths[0], sensor.camera)[seen], flow)
+    target, _ = thin_out(depth_to_points(depths[1], sensor.camera)[depths[1] > 0])
+    return assemble_pair(source, target, flow, np.linalg.inv(poses[1]) @ poses[0], rng)
+
+
+def measure(sight: Sight, sensor: DepthSensor, noisy: bool, rng: np.random.Generator) -> Floats:
+    """The depth image (H, W) of a sight, metres, 0 where nothing was measured."""
+    if not noisy:
+        return np.where(np.isfinite(sight.depth), np.round(sight.depth, 3), 0.0)
+    view = View(sight.depth, np.empty(0), sight.cosine, np.minimum(sight.triangle, 0))
+    measured = observe(rng, sensor, view, np.array([0.02]))
+    return np.where(sight.triangle >= 0, measured, 0.0)
+
+
+def at_hits(vertices: Floats, triangles: Ints, sight: Sight, seen: NDArray[np.bool_]) -> Floats:
+    """Where the points hit by the `seen` (H, W) pixels are when the mesh has these vertices: (N, 3)."""
+    corners = vertices[triangles[sight.triangle[seen]]]
+    second, third = sight.corners[seen].T
+    return np.einsum("nk,nkc->nc", np.stack([1 - second - third, second, third], axis=1), corners)
+
+
+def thin_out(points: Floats, flow: Floats | None = None) -> tuple[Floats, Floats]:
+    """The barycentre of every cell of GRID, (M, 3), and the flow of the point nearest to it, (M, 3).
+
+    The flow is not averaged, so that where two limbs touch each cell follows one of them.
+    """
+    flow = np.zeros_like(points) if flow is None else flow
+    cells = np.floor(points / GRID).astype(np.int64)
+    _, group = np.unique(cells, axis=0, return_inverse=True)
+    group = group.reshape(-1)
+    counts = np.bincount(group)
+    centres = np.stack([np.bincount(group, points[:, axis]) for axis in range(3)], axis=1) / counts[:, None]
+    order = np.lexsort([np.linalg.norm(points - centres[group], axis=1), group])
+    nearest = order[np.concatenate([[0], np.cumsum(counts)[:-1]])]
+    return centres, flow[nearest]
+
+
+def assemble_pair(
+    source: Floats, target: Floats, flow: Floats, transform: Floats, rng: np.random.Generator
+) -> DeformablePair:
+    """A pair from gridded clouds, the flow in the source's frame, and the transform (4, 4) between the cameras."""
+    if len(source) > LARGEST_CLOUD:
+        kept = np.sort(rng.choice(len(source), LARGEST_CLOUD, replace=False))
+        source, flow = source[kept], flow[kept]
+    if len(target) > LARGEST_CLOUD:
+        target = target[np.sort(rng.choice(len(target), LARGEST_CLOUD, replace=False))]
+    rotation, translation = transform[:3, :3], transform[:3, 3]
+    warped = (source + flow) @ rotation.T + translation
+    distance, nearest = cKDTree(target).query(warped, distance_upper_bound=OVERLAP_RADIUS)
+    both = np.flatnonzero(np.isfinite(distance))
+    metric = rng.choice(len(source), min(METRIC_POINTS, len(source)), replace=False)
+    matches = np.stack([both, nearest[both]], axis=1)
+    clouds = (array.astype(np.float32) for array in (source, target, flow))
+    return DeformablePair(*clouds, rotation, translation, matches, np.sort(metric))

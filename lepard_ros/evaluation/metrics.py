@@ -58,7 +58,8 @@ def translation_error(estimate: FloatArray | None, truth: FloatArray) -> float:
 def information_rmse(estimate: FloatArray | None, truth: FloatArray, information: FloatArray) -> float:
     """The official 3DMatch error in metres: sqrt(e' I e / I[0, 0]), e = [t, q_xyz] of inv(truth) estimate.
 
-    information (6, 6) is `gt_cov` of the benchmark, a second-order stand-in for the RMSE over the true matches.
+    information (6, 6) is `gt_cov` of the benchmark, a stand-in for the RMSE over the true matches. The recorded
+    matrices are written for a rotation vector while q_xyz is half of it, so a turn counts half: kept, it is official.
 
     >>> moved = np.eye(4); moved[0, 3] = 0.1
     >>> information_rmse(moved, np.eye(4), 5000 * np.eye(6))

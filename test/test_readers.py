@@ -1,0 +1,308 @@
+"""Readers of data sets, on files that the test writes in each layout, whole and broken."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from scipy.spatial.transform import Rotation
+
+from lepard_ros.errors import InputError
+from lepard_ros.evaluation import readers
+from lepard_ros.evaluation.metrics import transform_points
+
+ROTATION = Rotation.from_rotvec([0.1, 0.2, 0.3]).as_matrix()
+
+
+def cloud(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(-1, 1, size=(30, 3))
+
+
+def table() -> dict[str, list]:
+    return {
+        "src": ["kitchen/0", "kitchen/1", "hotel/0"],
+        "tgt": ["kitchen/1", "kitchen/0", "hotel/1"],
+        "rot": [ROTATION] * 3,
+        "trans": [np.array([[1.0], [2.0], [3.0]])] * 3,
+        "overlap": [0.5, 0.2, 0.15],
+        "gt_cov": [np.eye(6)] * 3,
+    }
+
+
+def write_compact(folder: Path) -> None:
+    np.savez(folder / "gt_3DMatch.npz", **{key: np.array(values) for key, values in table().items()})
+    for scene in ("kitchen", "hotel"):
+        steps = {str(i): np.round(cloud(i) / readers.COMPACT_UNIT).astype(np.int16) for i in range(2)}
+        np.savez(folder / f"{scene}.npz", **steps)
+
+
+def write_official(folder: Path) -> None:
+    import torch
+
+    pairs = table()
+    for key in ("src", "tgt"):
+        pairs[key] = [f"test/{name.replace('/', '/cloud_bin_')}.pth" for name in pairs[key]]
+    (folder / "3DMatch.pkl").write_bytes(pickle.dumps(pairs))
+    for name in {*pairs["src"], *pairs["tgt"]}:
+        path = folder / "indoor" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(cloud(int(path.stem[-1])), path)
+
+
+@pytest.mark.parametrize("write", [write_compact, write_official])
+def test_scenes_in_both_layouts(tmp_path: Path, write) -> None:
+    write(tmp_path)
+    scenes = readers.open_set(tmp_path, "3DMatch")
+    pairs = scenes.pairs(None, 0)
+    assert [pair.scene for pair in pairs] == ["kitchen", "kitchen", "hotel"]
+    np.testing.assert_allclose(pairs[0].truth[:3, :3], ROTATION)
+    np.testing.assert_allclose(pairs[0].truth[:3, 3], [1, 2, 3])
+    assert pairs[2].overlap == pytest.approx(0.15)
+    np.testing.assert_allclose(scenes.cloud(pairs[0].source), cloud(0), atol=readers.COMPACT_UNIT)
+    assert scenes.cloud(pairs[0].target).dtype == np.float32
+
+
+@pytest.mark.parametrize("write", [write_compact, write_official])
+def test_unrelated_pairs_are_of_different_scenes(tmp_path: Path, write) -> None:
+    write(tmp_path)
+    unrelated = readers.open_set(tmp_path, "unrelated")
+    pairs = unrelated.pairs(20, 3)
+    assert len(pairs) == 20
+    assert all(Path(pair.source).parent != Path(pair.target).parent for pair in pairs)
+    assert all(pair.truth is None for pair in pairs)
+    assert [pair.name for pair in pairs] == [pair.name for pair in unrelated.pairs(20, 3)]
+    assert unrelated.cloud(pairs[0].source).shape == (30, 3)
+
+
+def test_a_draw_is_repeatable_and_without_replacement() -> None:
+    pairs = [readers.RigidPair(str(i), "t", "s", np.eye(4), 0.5) for i in range(50)]
+    drawn = readers.draw(pairs, 20, 1)
+    assert drawn == readers.draw(pairs, 20, 1)
+    assert len({pair.source for pair in drawn}) == 20
+    assert drawn != readers.draw(pairs, 20, 2)
+    assert readers.draw(pairs, 99, 0) == pairs
+
+
+def test_missing_and_broken_scenes(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not a folder"):
+        readers.open_set(tmp_path / "absent", "3DMatch")
+    (tmp_path / "holiday.jpg").touch()
+    with pytest.raises(InputError, match=r"holds holiday\.jpg"):
+        readers.open_set(tmp_path, "3DMatch")
+    with pytest.raises(InputError, match="unknown set"):
+        readers.open_set(tmp_path, "5DMatch")
+    (tmp_path / "gt_3DMatch.npz").write_bytes(b"PK\x03\x04 cut off")
+    with pytest.raises(InputError, match=r"gt_3DMatch\.npz"):
+        readers.open_set(tmp_path, "3DMatch").pairs(None, 0)
+    np.savez(tmp_path / "gt_3DMatch.npz", src=np.array(["a/0"]))
+    with pytest.raises(InputError, match="tgt"):
+        readers.open_set(tmp_path, "3DMatch").pairs(None, 0)
+
+
+def test_a_missing_fragment_is_named(tmp_path: Path) -> None:
+    write_compact(tmp_path)
+    scenes = readers.open_set(tmp_path, "3DMatch")
+    with pytest.raises(InputError, match="no fragment 7"):
+        scenes.cloud("kitchen/7")
+    with pytest.raises(InputError, match=r"garage\.npz is missing"):
+        scenes.cloud("garage/0")
+
+
+def test_lists_of_different_length(tmp_path: Path) -> None:
+    values = {key: np.array(rows) for key, rows in table().items()}
+    np.savez(tmp_path / "gt_3DMatch.npz", **{**values, "overlap": values["overlap"][:2]})
+    with pytest.raises(InputError, match="differ in length"):
+        readers.open_set(tmp_path, "3DMatch").pairs(None, 0)
+
+
+class Malice:
+    """A pickle that would run a command."""
+
+    def __reduce__(self) -> tuple:
+        import os
+
+        return os.system, ("touch should_not_exist",)
+
+
+def test_pickles_that_could_run_code_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.chdir(tmp_path)
+    write_official(tmp_path)
+    torch.save(Malice(), tmp_path / "indoor" / "test" / "kitchen" / "cloud_bin_0.pth")
+    with pytest.raises(InputError, match="not a readable fragment"):
+        readers.open_set(tmp_path, "3DMatch").cloud("test/kitchen/cloud_bin_0.pth")
+    (tmp_path / "3DMatch.pkl").write_bytes(pickle.dumps(Malice()))
+    with pytest.raises(InputError, match="could run code"):
+        readers.open_set(tmp_path, "3DMatch").pairs(None, 0)
+    (tmp_path / "3DMatch.pkl").write_bytes(pickle.dumps({"src": []}))
+    with pytest.raises(InputError, match="lacks tgt"):
+        readers.open_set(tmp_path, "3DMatch").pairs(None, 0)
+    (tmp_path / "3DMatch.pkl").write_bytes(b"garbage")
+    with pytest.raises(InputError, match=r"3DMatch\.pkl"):
+        readers.open_set(tmp_path, "3DMatch").pairs(None, 0)
+    assert not (tmp_path / "should_not_exist").exists()
+
+
+# --- depth sequences -------------------------------------------------------------------------------------------------
+
+STAMPS = [f"{10 + i / 10:.6f}" for i in range(8)]
+
+
+def write_depth(folder: Path, shift: float = 0.1) -> None:
+    """A camera that moves sideways before a wavy wall, 40 x 30 pixels."""
+    (folder / "depth").mkdir(parents=True, exist_ok=True)
+    for i, stamp in enumerate(STAMPS):
+        u, v = np.meshgrid(np.arange(40), np.arange(30))
+        depth = 2 + 0.1 * np.sin((u + i * shift * 20) / 4) + 0 * v
+        depth[:2] = 0
+        Image.fromarray((depth * 5000).astype(np.uint16)).save(folder / "depth" / f"{stamp}.png")
+
+
+def write_compact_sequence(folder: Path) -> None:
+    write_depth(folder)
+    (folder / "camera.txt").write_text("fx 40 fy 40 cx 19.5 cy 14.5 width 40 height 30 depth_scale 5000\n# a comment\n")
+    poses = [f"{stamp} {0.1 * i} 0 0 0 0 0 1" for i, stamp in enumerate(STAMPS)]
+    (folder / "poses.txt").write_text("# stamp tx ty tz qx qy qz qw\n" + "\n".join(poses))
+    (folder / "pairs.txt").write_text(f"{STAMPS[0]} {STAMPS[1]} 0.595\n{STAMPS[0]} {STAMPS[4]} 0.2\n")
+
+
+def test_depth_sequence(tmp_path: Path) -> None:
+    write_compact_sequence(tmp_path)
+    sequence = readers.open_set(tmp_path, "tum")
+    pairs = sequence.pairs(None, 0)
+    assert [(pair.source, pair.target, pair.overlap) for pair in pairs] == [
+        (STAMPS[1], STAMPS[0], 0.595),
+        (STAMPS[4], STAMPS[0], 0.2),
+    ]
+    np.testing.assert_allclose(pairs[1].truth[:3, 3], [0.4, 0, 0], atol=1e-12)
+    points = sequence.cloud(STAMPS[0])
+    assert points.shape == (28 * 40, 3)
+    assert np.abs(points[:, 2] - 2).max() < 0.11
+
+
+def test_more_pairs_are_drawn_by_overlap(tmp_path: Path) -> None:
+    write_compact_sequence(tmp_path)
+    sequence = readers.open_set(tmp_path, "tum")
+    pairs = sequence.pairs(8, 0)
+    assert [pair.name for pair in pairs] == [pair.name for pair in readers.open_set(tmp_path, "tum").pairs(8, 0)]
+    assert len({pair.name for pair in pairs}) == len(pairs) > 2
+    for pair in pairs[2:]:
+        forward = transform_points(pair.truth, sequence.cloud(pair.source))
+        gap = np.linalg.norm(forward[:, None] - sequence.cloud(pair.target)[None], axis=2).min(axis=1)
+        assert abs(pair.overlap - np.mean(gap < 0.05)) < 0.25
+
+
+def test_official_sequence_interpolates_its_poses(tmp_path: Path) -> None:
+    folder = tmp_path / "rgbd_dataset_freiburg2_desk"
+    write_depth(folder)
+    (folder / "depth.txt").write_text("# header\n" + "\n".join(f"{s} depth/{s}.png" for s in STAMPS))
+    times = np.arange(9.98, 10.55, 0.02)
+    turns = [Rotation.from_rotvec([0, 0, t - 10]).as_quat() for t in times]
+    rows = [f"{t} {t - 10} 0 0 {' '.join(map(str, q))}" for t, q in zip(times, turns, strict=True)]
+    (folder / "groundtruth.txt").write_text("\n".join(rows))
+    sequence = readers.open_set(folder, "tum")
+    assert list(sequence.poses) == STAMPS[:6]  # the truth ends before the last two
+    np.testing.assert_allclose(sequence.poses[STAMPS[3]][:3, 3], [0.3, 0, 0], atol=1e-9)
+    turn = Rotation.from_matrix(sequence.poses[STAMPS[3]][:3, :3]).as_rotvec()
+    np.testing.assert_allclose(turn, [0, 0, 0.3], atol=1e-9)
+    assert sequence.camera.fx == 520.9
+    with pytest.raises(InputError, match="640"):
+        sequence.cloud(STAMPS[0])  # the test's images are smaller than the camera's
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("camera.txt", "fx 1 fy 2", "lacks cx"),
+        ("camera.txt", "fx one fy 2 cx 1 cy 1 width 40 height 30", "'one'"),
+        ("poses.txt", "1 2 3", "8 columns"),
+        ("poses.txt", "# nothing", "no pose"),
+        ("poses.txt", "10.0 0 0 0 0 0 0 0", "length zero"),
+        ("poses.txt", "10.0 nan 0 0 0 0 0 1", "'nan'"),
+    ],
+)
+def test_broken_tables(tmp_path: Path, name: str, content: str, sentence: str) -> None:
+    write_compact_sequence(tmp_path)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=sentence):
+        readers.open_set(tmp_path, "tum")
+
+
+def test_broken_sequence(tmp_path: Path) -> None:
+    write_compact_sequence(tmp_path)
+    (tmp_path / "pairs.txt").write_text("1.0 2.0 0.5")
+    sequence = readers.open_set(tmp_path, "tum")
+    with pytest.raises(InputError, match=r"stamp 1\.0"):
+        sequence.pairs(None, 0)
+    (tmp_path / "depth" / f"{STAMPS[0]}.png").write_bytes(b"no image")
+    with pytest.raises(InputError, match="not a readable depth image"):
+        sequence.cloud(STAMPS[0])
+    with pytest.raises(InputError, match="missing"):
+        sequence.cloud("99")
+    (tmp_path / "poses.txt").unlink()
+    with pytest.raises(InputError, match="neither"):
+        readers.open_set(tmp_path, "tum")
+    (tmp_path / "camera.txt").unlink()
+    with pytest.raises(InputError, match=r"camera\.txt"):
+        readers.open_set(tmp_path, "tum")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.text(max_size=120) | st.binary(max_size=80))
+def test_any_table_gives_rows_or_a_sentence(tmp_path: Path, content: str | bytes) -> None:
+    path = tmp_path / "poses.txt"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    try:
+        poses = readers.read_poses(tmp_path)
+    except InputError:
+        return
+    assert all(np.isfinite(pose).all() for pose in poses.values())
+
+
+# --- 4DMatch ---------------------------------------------------------------------------------------------------------
+
+
+def deformable_arrays() -> dict[str, np.ndarray]:
+    source = cloud(0).astype(np.float32)
+    flow = (0.1 * source**2).astype(np.float32)
+    target = ((source + flow) @ ROTATION.T + [1, 2, 3])[:20]
+    index = np.stack([np.arange(20), np.arange(20)], axis=1)
+    return {"s_pc": source, "t_pc": target, "s2t_flow": flow, "rot": ROTATION, "trans": np.array([[1.0], [2], [3]]),
+            "correspondences": index}  # fmt: skip
+
+
+def test_deformable_pair(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    np.savez(tmp_path / "cat" / "a_b.npz", **deformable_arrays())
+    files = readers.deformable_files(tmp_path)
+    pair = readers.read_deformable(files[0])
+    assert pair.name == "cat/a_b"
+    assert pair.overlap == pytest.approx(20 / 30)
+    np.testing.assert_allclose(pair.truth[pair.matches[:, 0]], pair.target[pair.matches[:, 1]], atol=1e-5)
+    assert pair.metric.tolist() == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"t_pc": np.zeros((4, 2))}, "N x 3"),
+        ({"s2t_flow": np.zeros((4, 3))}, "4 flows"),
+        ({"correspondences": np.zeros(3)}, "correspondences"),
+        ({"correspondences": np.array([[0, 99]])}, "beyond"),
+        ({"rot": None}, "lacks rot"),
+    ],
+)
+def test_broken_deformable_pairs(tmp_path: Path, change: dict, sentence: str) -> None:
+    arrays = {key: value for key, value in {**deformable_arrays(), **change}.items() if value is not None}
+    np.savez(tmp_path / "pair.npz", **arrays)
+    with pytest.raises(InputError, match=sentence):
+        readers.read_deformable(tmp_path / "pair.npz")
+
+
+def test_a_folder_without_pairs(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds nothing"):
+        readers.deformable_files(tmp_path)

@@ -1,0 +1,201 @@
+"""From a room to clouds: where a person would hold the camera, single frames and fused fragments on a grid."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial.transform import Rotation
+
+from lepard_ros.cloud.depth import depth_to_points
+from lepard_ros.learning.rooms import Room
+from lepard_ros.learning.sensor import DepthSensor, Scene, look, observe, pinhole
+
+Generator = np.random.Generator
+FloatArray = NDArray[np.floating]
+
+GRID = 0.025  # metres
+SINGLE, FUSED = 0, 1
+FUSED_WIDTH, SINGLE_WIDTH, PREVIEW_WIDTH = 160, 320, 24  # pixels
+FUSED_FRAMES = 12  # stand for about fifty: more would only average the noise further
+PREVIEW_POSES = 3
+# Scanning software fuses into a cube in front of the first camera; the public fragments are cut by its faces.
+VOLUME_LOW, VOLUME_HIGH = np.array([-1.5, -1.5, 0.5]), np.array([1.5, 1.5, 3.5])
+
+
+@dataclass(frozen=True)
+class Shot:
+    """A cloud to be taken. poses: (F, 4, 4) camera to room, one for a single frame, several for a fused fragment."""
+
+    poses: FloatArray
+
+    @property
+    def kind(self) -> int:
+        """SINGLE or FUSED."""
+        return SINGLE if len(self.poses) == 1 else FUSED
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A cloud in its own frame, that of its first camera. points, normals: (N, 3). pose: (4, 4) cloud to room."""
+
+    points: FloatArray
+    normals: FloatArray
+    pose: FloatArray
+    kind: int
+
+    def in_room(self) -> FloatArray:
+        """The points in the room's frame."""
+        return self.points @ self.pose[:3, :3].T + self.pose[:3, 3]
+
+
+def camera_pose(position: FloatArray, yaw: float, pitch: float, roll: float) -> FloatArray:
+    """A camera (z forward, y down) at `position` looking along yaw about z, pitch above the horizon; radians."""
+    level = np.array([[0.0, 0, 1], [-1, 0, 0], [0, -1, 0]])  # looks along the room's x
+    turn = Rotation.from_euler("ZYX", [yaw, -pitch, roll]).as_matrix()
+    pose = np.eye(4)
+    pose[:3, :3], pose[:3, 3] = turn @ level, position
+    return pose
+
+
+def hand_held_path(rng: Generator, start: FloatArray, frames: int, travel: float, turn: float) -> FloatArray:
+    """Smooth camera poses (F, 4, 4) from `start`: about `travel` metres and `turn` radians, with a hand's wobble."""
+    time = np.linspace(0, 1, frames)[:, None]
+    sweep = rng.normal(size=(2, 3)) * np.array([[1.0, 0.4, 0.7], [0.5, 1.0, 0.25]])
+    sweep /= np.linalg.norm(sweep, axis=1, keepdims=True)
+    wobble = sum(np.sin(k * np.pi * time) * rng.normal(0, 0.15 / k, (1, 6)) for k in (1, 2, 3))
+    shift = travel * (sweep[0] * time + wobble[:, :3])
+    rotation = Rotation.from_rotvec(turn * (sweep[1] * time + wobble[:, 3:])).as_matrix()
+    poses = np.tile(start, (frames, 1, 1))
+    poses[:, :3, :3] = start[:3, :3] @ rotation
+    poses[:, :3, 3] = start[:3, 3] + shift @ start[:3, :3].T
+    return poses
+
+
+def random_shots(rng: Generator, room: Room, scene: Scene, count: int) -> list[Shot]:
+    """Candidates: new places, and small moves away from earlier candidates so that some pairs overlap much."""
+    shots: list[Shot] = []
+    positions = rng.uniform(room.low, room.high, (count * 6, 3))
+    positions = positions[scene.clearance(positions) > 0.35][:count]
+    for position in positions:
+        if shots and rng.random() < 0.5:
+            start = _moved(rng, shots[rng.integers(len(shots))].poses[0], rng.uniform(0.2, 1.6))
+        else:
+            roll = rng.uniform(-0.7, 0.7) if rng.random() < 0.15 else rng.normal(0, 0.12)
+            start = camera_pose(position, rng.uniform(0, 2 * np.pi), rng.normal(-0.38, 0.25), roll)
+        frames = 1 if rng.random() < 0.4 else FUSED_FRAMES
+        shots.append(Shot(hand_held_path(rng, start, frames, rng.uniform(0.1, 1.3), np.radians(rng.uniform(5, 60)))))
+    ends = np.concatenate([shot.poses[[0, -1], :3, 3] for shot in shots])
+    clear = (scene.clearance(ends) > 0.25).reshape(-1, 2).all(axis=1)
+    return [shot for shot, good in zip(shots, clear, strict=True) if good]
+
+
+def companion(rng: Generator, shot: Shot) -> Shot:
+    """A shot of the same kind from nearly the same place, for a pair that overlaps much."""
+    start = _moved(rng, shot.poses[0], rng.uniform(0.05, 0.35))
+    poses = hand_held_path(rng, start, len(shot.poses), 0.3, 0.2)
+    poses[1:, :3, 3] += (shot.poses[1:, :3, 3] - shot.poses[0, :3, 3]) * 0.9
+    return Shot(poses)
+
+
+def _moved(rng: Generator, pose: FloatArray, reach: float) -> FloatArray:
+    """A camera about `reach` metres from another one, turned the more the farther, and raised or lowered."""
+    moved = pose.copy()
+    moved[:3, 3] += reach * rng.normal(size=3) * [0.7, 0.7, 0.3]
+    turn = Rotation.from_euler("zyx", rng.normal(size=3) * [0.6 * reach, 0.15, 0.1]).as_matrix()
+    moved[:3, :3] = turn @ moved[:3, :3]
+    return moved
+
+
+@dataclass(frozen=True)
+class Thumbnails:
+    """Small pictures of S shots. points, normals: (S, P, 3) in the room. seen: (S, P) what the sensor sees.
+    detail: (S,) share of neighbouring pixels that lie on different surfaces."""
+
+    points: FloatArray
+    normals: FloatArray
+    seen: NDArray[np.bool_]
+    detail: FloatArray
+
+
+def preview(scene: Scene, sensor: DepthSensor, shots: list[Shot]) -> Thumbnails:
+    """Thumbnails of the first, middle and last pose of every shot."""
+    picks = [np.linspace(0, len(shot.poses) - 1, PREVIEW_POSES).astype(int) for shot in shots]
+    poses = np.stack([shot.poses[pick] for shot, pick in zip(shots, picks, strict=True)])
+    rays = pinhole(PREVIEW_WIDTH, field_of_view(sensor)).rays()
+    directions = np.einsum("stij,hwj->sthwi", poses[..., :3, :3], rays)
+    origins = np.broadcast_to(poses[..., None, None, :3, 3], directions.shape)
+    hits = scene.cast(np.concatenate([origins, directions], axis=-1))
+    seen = (hits.distance > sensor.near) & (hits.distance < sensor.far)
+    points = origins + directions * np.where(seen, hits.distance, 0)[..., None]
+    step = np.diff(points, axis=3)
+    off_plane = np.abs(np.einsum("sthwi,sthwi->sthw", step, hits.normals[:, :, :, :-1]))
+    detail = (off_plane > 0.04) & seen[..., :-1] & seen[..., 1:]
+    flat = (len(shots), -1, 3)
+    return Thumbnails(
+        points.reshape(flat),
+        hits.normals.reshape(flat),
+        seen.reshape(len(shots), -1),
+        detail.reshape(len(shots), -1).mean(axis=1),
+    )
+
+
+def field_of_view(sensor: DepthSensor) -> float:
+    """Horizontal, radians."""
+    return 2 * float(np.arctan(sensor.camera.width / 2 / sensor.camera.fx))
+
+
+def spread(normals: FloatArray) -> float:
+    """How well surfaces with these unit normals (N, 3) hold a rigid motion: 0 if they let it slide, 1/3 at best."""
+    return float(np.linalg.eigvalsh(normals.T @ normals / max(len(normals), 1))[0])
+
+
+def take(
+    rng: Generator, room: Room, scene: Scene, sensor: DepthSensor, shot: Shot, in_volume: bool = False
+) -> Fragment:
+    """Render a shot with the sensor's faults and put it on the grid in the frame of its first camera.
+
+    in_volume: cut a fused fragment to the cube that scanning software fuses into.
+    """
+    width = SINGLE_WIDTH if shot.kind == SINGLE else FUSED_WIDTH
+    sensor = replace(sensor, camera=pinhole(width, field_of_view(sensor)))
+    calm = 1.0 if shot.kind == SINGLE else rng.uniform(0.25, 0.7)
+    drift = tracking_drift(rng, len(shot.poses))
+    first_inverse = np.linalg.inv(shot.poses[0])
+    points, normals = [], []
+    for pose, error in zip(shot.poses, drift, strict=True):
+        view = look(scene, sensor.camera, pose)
+        depth = observe(rng, sensor, view, room.hole_rate, calm)
+        seen = depth > 0
+        believed = error @ first_inverse @ pose
+        points.append(depth_to_points(depth, sensor.camera)[seen] @ believed[:3, :3].T + believed[:3, 3])
+        normals.append(view.normals[seen])
+    cloud, normal = np.concatenate(points), np.concatenate(normals)
+    if shot.kind == FUSED and in_volume:
+        inside = ((cloud > VOLUME_LOW) & (cloud < VOLUME_HIGH)).all(axis=1)
+        cloud, normal = cloud[inside], normal[inside]
+    centres, first = barycentres(cloud, GRID)
+    return Fragment(centres, normal[first], shot.poses[0], shot.kind)
+
+
+def tracking_drift(rng: Generator, frames: int) -> FloatArray:
+    """Errors (F, 4, 4) of the poses with which frames are fused: a random walk from none, up to 1-2 cm and half a degree."""
+    steps = rng.normal(size=(frames, 6)) * np.repeat([rng.uniform(0.0005, 0.003), rng.uniform(0.0002, 0.0015)], 3)
+    steps[0] = 0
+    walk = np.cumsum(steps, axis=0)
+    errors = np.tile(np.eye(4), (frames, 1, 1))
+    errors[:, :3, :3] = Rotation.from_rotvec(walk[:, 3:]).as_matrix()
+    errors[:, :3, 3] = walk[:, :3]
+    return errors
+
+
+def barycentres(points: FloatArray, spacing: float) -> tuple[FloatArray, NDArray[np.int64]]:
+    """The mean of the points in each cell of a grid: centres (M, 3), and the index (M,) of one point of each cell."""
+    if not len(points):
+        return points.reshape(0, 3), np.zeros(0, np.int64)
+    cell = np.floor(points / spacing).astype(np.int64)
+    cell -= cell.min(axis=0)
+    extent = cell.max(axis=0) + 1
+    key = (cell[:, 0] * extent[1] + cell[:, 1]) * extent[2] + cell[:, 2]
+    _, first, inverse, count = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
+    sums = np.stack([np.bincount(inverse.ravel(), points[:, axis], len(count)) for axis in range(3)], axis=1)
+    return sums / count[:, None], first

@@ -1,0 +1,191 @@
+"""A depth camera looking at meshes: ray casting, and what such a camera gets wrong."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lepard_ros.cloud.depth import Camera
+from lepard_ros.errors import InputError
+from lepard_ros.learning.meshes import Mesh
+
+Generator = np.random.Generator
+FloatArray = NDArray[np.floating]
+
+
+class Hits(NamedTuple):
+    """First hits of rays: distance (...,) in ray lengths, inf for none; normals (..., 3); mesh (...,) index, -1 for none."""
+
+    distance: FloatArray
+    normals: FloatArray
+    mesh: NDArray[np.int64]
+
+
+class Scene:
+    """Meshes prepared for ray casting on one thread (many rooms are made side by side, one per process)."""
+
+    def __init__(self, meshes: list[Mesh]) -> None:
+        try:
+            import open3d
+        except ImportError as error:
+            raise InputError("Synthetic rooms need Open3D: pip install open3d.") from error
+        self._open3d = open3d
+        self._scene = open3d.t.geometry.RaycastingScene(nthreads=1)
+        for mesh in meshes:
+            vertices = open3d.core.Tensor(np.ascontiguousarray(mesh.vertices, np.float32))
+            faces = open3d.core.Tensor(np.ascontiguousarray(mesh.faces, np.uint32))
+            self._scene.add_triangles(vertices, faces)
+
+    def cast(self, rays: FloatArray) -> Hits:
+        """The first hits of (..., 6) rays, origin and direction."""
+        result = self._scene.cast_rays(self._open3d.core.Tensor(np.ascontiguousarray(rays, np.float32)), nthreads=1)
+        mesh = result["geometry_ids"].numpy().astype(np.int64)
+        mesh[mesh == self._open3d.t.geometry.RaycastingScene.INVALID_ID] = -1
+        return Hits(result["t_hit"].numpy(), result["primitive_normals"].numpy(), mesh)
+
+    def clearance(self, points: FloatArray) -> FloatArray:
+        """Distance (N,) metres of (N, 3) points to the nearest surface."""
+        query = self._open3d.core.Tensor(np.ascontiguousarray(points, np.float32))
+        return self._scene.compute_distance(query, nthreads=1).numpy()
+
+
+class View(NamedTuple):
+    """What a perfect depth camera sees: depth (H, W) metres along z, inf for nothing; normals (H, W, 3) in the room;
+    cosine (H, W) of the angle between ray and surface; mesh (H, W) index."""
+
+    depth: FloatArray
+    normals: FloatArray
+    cosine: FloatArray
+    mesh: NDArray[np.int64]
+
+
+def look(scene: Scene, camera: Camera, pose: FloatArray) -> View:
+    """Cast one ray a pixel from a camera at pose (4, 4), camera to room."""
+    directions = camera.rays() @ pose[:3, :3].T.astype(np.float32)
+    origin = np.broadcast_to(pose[:3, 3].astype(np.float32), directions.shape)
+    hits = scene.cast(np.concatenate([origin, directions], axis=-1))
+    along = np.abs(np.einsum("hwc,hwc->hw", hits.normals, directions))
+    return View(hits.distance, hits.normals, along / np.linalg.norm(directions, axis=-1), hits.mesh)
+
+
+@dataclass(frozen=True)
+class DepthSensor:
+    """One individual depth camera with its faults, which stay the same for all frames it takes.
+
+    near, far: range, metres. step: quantisation at 1 m, metres; it grows with the range squared, as does the noise.
+    noise: standard deviation in quantisation steps. jitter: lateral noise, pixels at 640 columns.
+    distortion: (6,) factors of a smooth depth error over the image, each a share of the depth.
+    grazing: cosine of the angle below which pixels vanish. edge: relative depth jump at which pixels vanish.
+    """
+
+    camera: Camera
+    near: float
+    far: float
+    step: float
+    noise: float
+    jitter: float
+    distortion: FloatArray
+    grazing: float
+    edge: float
+
+
+def pinhole(width: int, field_of_view: float) -> Camera:
+    """A 4:3 camera with the given columns and horizontal field of view (radians)."""
+    focal, height = width / 2 / np.tan(field_of_view / 2), width * 3 // 4
+    return Camera(width, height, focal, focal, (width - 1) / 2, (height - 1) / 2)
+
+
+def random_sensor(rng: Generator, width: int = 320) -> DepthSensor:
+    """A structured-light or stereo camera as sold: 50-75 degrees wide, seeing 0.4 to 4.5 (at times 6) metres."""
+    camera = pinhole(width, np.radians(rng.uniform(50, 75)))
+    far = rng.uniform(4.5, 6.0) if rng.random() < 0.25 else rng.uniform(3.0, 4.5)
+    return DepthSensor(
+        camera,
+        near=rng.uniform(0.3, 0.55),
+        far=far,
+        step=rng.uniform(0.001, 0.0035),
+        noise=rng.uniform(0.2, 0.7),
+        jitter=rng.uniform(0.3, 1.0),
+        distortion=rng.normal(0, rng.uniform(0.001, 0.007), 6),
+        grazing=rng.uniform(0.06, 0.25),
+        edge=rng.uniform(0.02, 0.06),
+    )
+
+
+def distortion_field(sensor: DepthSensor) -> FloatArray:
+    """The factor (H, W) by which a sensor misjudges depth: a smooth quadratic over the image."""
+    v, u = np.meshgrid(np.linspace(-1, 1, sensor.camera.height), np.linspace(-1, 1, sensor.camera.width), indexing="ij")
+    basis = np.stack([np.ones_like(u), u, v, u * u - 0.5, v * v - 0.5, u * v], -1)
+    return 1 + basis @ sensor.distortion
+
+
+def smooth_noise(rng: Generator, shape: tuple[int, int]) -> FloatArray:
+    """Unit-variance noise (H, W) that neighbouring pixels share in part, as block matching does."""
+    white = rng.standard_normal((shape[0] + 2, shape[1] + 2), np.float32)
+    rows = white[:-2] + 2 * white[1:-1] + white[2:]
+    return (rows[:, :-2] + 2 * rows[:, 1:-1] + rows[:, 2:]) / 6.0  # (1 2 1) twice has energy 6 x 6
+
+
+def observe(rng: Generator, sensor: DepthSensor, view: View, hole_rate: FloatArray, calm: float = 1.0) -> FloatArray:
+    """The depth image (H, W) that a sensor makes of a view: metres, 0 where it sees nothing.
+
+    hole_rate: (M,) by mesh. calm: 1 for a single frame; smaller for one of many that are fused (scales the noise and
+    the quantisation, because averaging fifty frames hides both).
+    """
+    depth = _shaken(rng, sensor, view.depth) * distortion_field(sensor)
+    inverse_step = 1.0 / max(sensor.step * calm, 1e-6)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        disparity = inverse_step / depth + sensor.noise * smooth_noise(rng, depth.shape)
+        measured = inverse_step / np.round(disparity)
+    lost = _lost(rng, sensor, view, depth, hole_rate)
+    good = np.isfinite(measured) & (measured > sensor.near) & (measured < sensor.far) & ~lost
+    return np.where(good, measured, 0.0)
+
+
+def _shaken(rng: Generator, sensor: DepthSensor, depth: FloatArray) -> FloatArray:
+    """Lateral noise: every pixel may take its neighbour's ray."""
+    height, width = depth.shape
+    sigma = sensor.jitter * width / 640
+    shift = np.rint(rng.standard_normal((2, height, width), np.float32) * sigma).astype(np.int64)
+    rows = np.clip(np.arange(height)[:, None] + shift[0], 0, height - 1)
+    columns = np.clip(np.arange(width) + shift[1], 0, width - 1)
+    return depth[rows, columns]
+
+
+def _lost(
+    rng: Generator, sensor: DepthSensor, view: View, depth: FloatArray, hole_rate: FloatArray
+) -> NDArray[np.bool_]:
+    """Pixels without a measurement: at depth edges, at grazing angles, on dark or shiny things, and in random blotches."""
+    chance = rng.random(depth.shape, np.float32)
+    finite = np.where(np.isfinite(depth), depth, sensor.far * 2)
+    jump = np.zeros(depth.shape, bool)
+    for axis in (0, 1):
+        step = (
+            np.abs(np.diff(finite, axis=axis))
+            > sensor.edge * np.minimum(*_both_sides(finite, axis)) * 160 / depth.shape[1] * 2
+        )
+        jump |= _widened(step, axis)
+    grazing = view.cosine < sensor.grazing * (0.5 + chance)
+    holes = chance < np.append(hole_rate, 1.0)[view.mesh] * _blotches(rng, depth.shape)
+    return (jump & (chance < 0.8)) | grazing | holes | (chance < 0.004)
+
+
+def _both_sides(image: FloatArray, axis: int) -> tuple[FloatArray, FloatArray]:
+    """An image without its last and without its first row (axis 0) or column (axis 1)."""
+    return (image[:-1], image[1:]) if axis == 0 else (image[:, :-1], image[:, 1:])
+
+
+def _widened(step: NDArray[np.bool_], axis: int) -> NDArray[np.bool_]:
+    """The pixels on both sides of marked steps."""
+    pad = [(0, 0), (0, 0)]
+    pad[axis] = (1, 0)
+    before = np.pad(step, pad)
+    pad[axis] = (0, 1)
+    return before | np.pad(step, pad)
+
+
+def _blotches(rng: Generator, shape: tuple[int, int]) -> FloatArray:
+    """A coarse random pattern (H, W) between 0 and 1.5, so that holes come in patches."""
+    coarse = rng.uniform(0, 1.5, (shape[0] // 12 + 2, shape[1] // 12 + 2))
+    return np.kron(coarse, np.ones((12, 12)))[: shape[0], : shape[1]]

@@ -55,7 +55,7 @@ def find_hypotheses(source: Tensor, target: Tensor, confidence: Tensor, settings
     transforms = refine_motions(transforms, source, target, weights, settings)
     residuals = match_residuals(transforms, source, target)
     scores = inlier_scores(residuals, weights, settings.inlier_radius)
-    chosen = distinct_motions(transforms, scores, source, settings)
+    chosen = distinct_motions(transforms, scores, source, settings, settings.hypotheses)
     return Hypotheses(transforms[chosen], scores[chosen], residuals[chosen] < settings.inlier_radius)
 
 
@@ -104,9 +104,9 @@ def friend_trust(agreement: Tensor, weights: Tensor, friends: Tensor) -> Tensor:
 def refine_motions(
     transforms: Tensor, source: Tensor, target: Tensor, weights: Tensor, settings: ConsistencySettings
 ) -> Tensor:
-    """The better seeds, each re-estimated from all matches that agree with it. Returns (R, 4, 4)."""
+    """The better distinct seeds, each re-estimated from all matches that agree with it. Returns (R, 4, 4)."""
     scores = inlier_scores(match_residuals(transforms, source, target), weights, settings.inlier_radius * 1.5)
-    transforms = transforms[torch.topk(scores, min(settings.refined, len(scores))).indices]
+    transforms = transforms[distinct_motions(transforms, scores, source, settings, settings.refined)]
     for step in range(settings.refinements):
         radius = settings.inlier_radius * (1.5 if step == 0 else 1.0)
         pull = inlier_pull(match_residuals(transforms, source, target), radius) * weights
@@ -130,8 +130,10 @@ def inlier_scores(residuals: Tensor, weights: Tensor, radius: float) -> Tensor:
     return inlier_pull(residuals, radius) @ weights
 
 
-def distinct_motions(transforms: Tensor, scores: Tensor, source: Tensor, settings: ConsistencySettings) -> Tensor:
-    """Indices of the best motions that differ from each other, best first."""
+def distinct_motions(
+    transforms: Tensor, scores: Tensor, source: Tensor, settings: ConsistencySettings, most: int
+) -> Tensor:
+    """Indices of at most `most` motions that differ from each other, best first."""
     centre = source.double().mean(0)
     places = transforms[:, :3, :3] @ centre + transforms[:, :3, 3]
     cosine = torch.cos(torch.deg2rad(torch.tensor(settings.separation_degrees)))
@@ -142,6 +144,6 @@ def distinct_motions(transforms: Tensor, scores: Tensor, source: Tensor, setting
     for index in torch.argsort(scores, descending=True, stable=True).tolist():
         if not any(alike_rows[index][other] for other in chosen):
             chosen.append(index)
-        if len(chosen) == settings.hypotheses:
+        if len(chosen) == most:
             break
     return torch.tensor(chosen, device=transforms.device)

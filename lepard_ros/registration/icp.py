@@ -98,7 +98,7 @@ def align(
 ) -> tuple[FloatArray, NDArray[np.bool_]]:
     """Refine motions (H, 4, 4) for at most `iterations` steps while the reach shrinks.
 
-    Returns the refined motions and (H,) bool: whether the last step was below a hundredth of the spacing.
+    Returns the refined motions and (H,) bool: whether the last step was below a twentieth of the spacing.
     """
     transforms = np.asarray(transforms, dtype=np.float64)
     settled = np.zeros(len(transforms), dtype=bool)
@@ -108,7 +108,7 @@ def align(
         contact = touch(source, target, transforms, reach, settings.least_facing)
         motion = step(contact, tukey(contact.residual, settings.kernel * reach) * contact.touching, settings.damping)
         transforms = motion @ transforms
-        settled = _largest_shift(motion, contact.moved) < 0.01 * target.spacing
+        settled = _largest_shift(motion, contact.moved) < 0.05 * target.spacing
         if settled.all() and iteration >= len(reaches):
             break
     return transforms, settled

@@ -78,7 +78,7 @@ def invert(transform: FloatArray) -> FloatArray:
 
 
 def exponential(twist: FloatArray) -> FloatArray:
-    """Motions from small steps [translation, rotation vector]: rotate, then translate. twist: (..., 6) -> (..., 4, 4)."""
+    """Motions (..., 4, 4) that turn by a rotation vector, then shift. twist: (..., 6), [translation, rotation vector]."""
     vector = twist[..., 3:]
     angle = np.linalg.norm(vector, axis=-1)[..., None, None]
     cross = np.zeros((*vector.shape[:-1], 3, 3))

@@ -112,9 +112,9 @@ def _refused(status: Status, matches: Matches, clock: _Clock, method: str) -> Re
 
 
 def _hypotheses(matches: Matches, settings: RigidSettings) -> Hypotheses:
-    tensors = (torch.as_tensor(values, device=settings.device) for values in matches)
+    source, target, confidence = (torch.as_tensor(values, device=settings.device) for values in matches)
     with torch.no_grad():
-        return find_hypotheses(*tensors, settings.consistency)
+        return find_hypotheses(source, target, confidence, settings.consistency)
 
 
 def _usable(

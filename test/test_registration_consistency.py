@@ -1,0 +1,82 @@
+"""Motions from matches: planted inliers are found, always the same way."""
+
+import numpy as np
+import pytest
+import torch
+from registration_scene import planted_matches, random_motion
+
+from lepard_ros.registration.consistency import (
+    ConsistencySettings,
+    find_hypotheses,
+    match_residuals,
+    pair_agreement,
+    pair_distances,
+)
+from lepard_ros.registration.kabsch import move
+
+SETTINGS = ConsistencySettings()
+
+
+def tensors(motion: np.ndarray, count: int, ratio: float, seed: int) -> list[torch.Tensor]:
+    return [torch.as_tensor(values) for values in planted_matches(motion, count, ratio, seed)]
+
+
+@pytest.mark.parametrize("ratio", [0.03, 0.05, 0.1, 0.5])
+@pytest.mark.parametrize("seed", range(4))
+def test_planted_inliers_are_found(ratio: float, seed: int) -> None:
+    motion = random_motion(seed)
+    source, target, confidence = tensors(motion, 1000, ratio, seed)
+    found = find_hypotheses(source, target, confidence, SETTINGS)
+    error = np.linalg.norm(move(found.transforms[0].numpy(), source.numpy()) - move(motion, source.numpy()), axis=1)
+    assert error.max() < 0.12
+    assert found.inliers[0].sum() >= 0.8 * ratio * 1000
+
+
+def test_two_motions_are_both_kept_and_distinct() -> None:
+    motions = [random_motion(1), random_motion(2)]
+    parts = [tensors(motion, 300, 0.3, seed) for seed, motion in enumerate(motions)]
+    source, target, confidence = (torch.cat(pair) for pair in zip(*parts, strict=True))
+    found = find_hypotheses(source, target, confidence, SETTINGS).transforms[:2].numpy()
+    nearest = [min(np.abs(found - motion).max(axis=(1, 2))) for motion in motions]
+    assert max(nearest) < 0.1
+
+
+def test_the_same_matches_give_the_same_motions() -> None:
+    inputs = tensors(random_motion(5), 800, 0.05, 5)
+    first, second = (find_hypotheses(*inputs, SETTINGS) for _ in range(2))
+    assert torch.equal(first.transforms, second.transforms)
+    assert torch.equal(first.scores, second.scores)
+    assert len(first.transforms) <= SETTINGS.hypotheses
+    assert (first.scores.diff() <= 0).all()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_few_matches_do_not_fail(count: int) -> None:
+    found = find_hypotheses(*tensors(random_motion(0), count, 1.0, 0), SETTINGS)
+    assert torch.isfinite(found.transforms).all()
+    assert found.inliers.shape[1] == count
+
+
+def test_more_matches_than_the_limit_count_as_inliers_too() -> None:
+    source, target, confidence = tensors(random_motion(0), 500, 0.4, 0)
+    found = find_hypotheses(source, target, confidence, ConsistencySettings(most_matches=100))
+    assert found.inliers[0].sum() > 150
+
+
+def test_agreement_against_brute_force() -> None:
+    source, target = (torch.as_tensor(np.random.default_rng(i).uniform(-3, 3, (40, 3))).float() for i in range(2))
+    torch.testing.assert_close(pair_distances(source), torch.cdist(source, source), atol=2e-3, rtol=0.0)
+    difference = (torch.cdist(source, source) - torch.cdist(target, target)).abs()
+    agreement = pair_agreement(source, target, 0.3)
+    clear = (difference - 0.3).abs() > 0.005
+    clear.fill_diagonal_(False)
+    assert torch.equal(agreement[clear].bool(), (difference < 0.3)[clear])
+    assert not agreement.diagonal().any()
+
+
+def test_residuals_against_brute_force() -> None:
+    source, target, _ = tensors(random_motion(0), 50, 0.5, 0)
+    motions = torch.as_tensor(np.stack([random_motion(k) for k in range(3)]))
+    residuals = match_residuals(motions, source.float(), target.float())
+    expected = np.linalg.norm(move(motions.numpy(), source.numpy()) - target.numpy(), axis=2)
+    np.testing.assert_allclose(residuals.numpy(), expected, atol=1e-5)

@@ -1,0 +1,166 @@
+"""The whole way from matches to a judged motion."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import shared_data
+from registration_scene import SPACING, two_views
+
+from lepard_ros.errors import InputError
+from lepard_ros.registration.fallback import register_fpfh
+from lepard_ros.registration.kabsch import move, rotation_angle
+from lepard_ros.registration.rigid import register_matches
+from lepard_ros.registration.types import Matches, Registration, Status, Surface
+
+
+def view_matches(
+    source: Surface, target: Surface, motion: np.ndarray, count: int, ratio: float, seed: int = 0
+) -> Matches:
+    """Matches of surface points; `ratio` of them true to a few centimetres, the others anywhere on the target."""
+    rng = np.random.default_rng([seed, 23])
+    distance, nearest = target.tree.query(move(motion, source.points))
+    seen = np.flatnonzero(distance < 0.06)
+    true = rng.choice(seen, max(int(count * ratio), 1), replace=len(seen) < count)
+    false = rng.integers(0, len(source.points), count - len(true))
+    index = np.concatenate([true, false])
+    partner = np.concatenate([nearest[true], rng.integers(0, len(target.points), len(false))])
+    noise = rng.normal(size=(count, 3)) * 0.02
+    return Matches(source.points[index], target.points[partner] + noise, rng.uniform(0.2, 1.0, count))
+
+
+def error(found: Registration, motion: np.ndarray) -> tuple[float, float]:
+    """Degrees and metres."""
+    assert found.transform is not None, found.status
+    turned = rotation_angle(found.transform[:3, :3] @ motion[:3, :3].T)
+    return float(np.degrees(turned)), float(np.linalg.norm(found.transform[:3, 3] - motion[:3, 3]))
+
+
+@pytest.mark.parametrize("ratio", [0.05, 0.1, 0.5])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_few_true_matches_suffice(ratio: float, seed: int) -> None:
+    source, target, motion = two_views(seed)
+    matches = view_matches(source, target, motion, 800, ratio, seed)
+    found = register_matches(matches, source, target)
+    degrees, metres = error(found, motion)
+    assert found.ok
+    assert degrees < 0.5
+    assert metres < 0.02
+    assert found.inliers.sum() >= 0.9 * 800 * ratio
+    assert found.rmse < 0.02
+    assert found.overlap > 0.2
+    assert found.covariance is not None
+    assert found.covariance.shape == (6, 6)
+    assert set(found.seconds) == {"hypotheses", "verification", "refinement"}
+
+
+def test_the_same_input_gives_the_same_result() -> None:
+    source, target, motion = two_views(1)
+    matches = view_matches(source, target, motion, 600, 0.1)
+    first, second = (register_matches(matches, source, target) for _ in range(2))
+    np.testing.assert_array_equal(first.transform, second.transform)
+    np.testing.assert_array_equal(first.covariance, second.covariance)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_too_few_matches(count: int) -> None:
+    source, target, motion = two_views(0)
+    points = source.points[:count]
+    found = register_matches(Matches(points, move(motion, points), np.ones(count)), source, target)
+    assert found.status is Status.TOO_FEW_MATCHES
+    assert found.transform is None
+    assert found.inliers.shape == (count,)
+
+
+def test_too_few_points() -> None:
+    source, target, motion = two_views(0)
+    tiny = Surface(source.points[:10], source.normals[:10], SPACING)
+    found = register_matches(view_matches(source, target, motion, 50, 1.0), tiny, target)
+    assert found.status is Status.TOO_FEW_POINTS
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0])
+def test_matches_on_a_point_or_a_line_leave_the_motion_open(spread: float) -> None:
+    source, target, motion = two_views(0)
+    line = np.array([0.0, 0.0, 2.0]) + np.linspace(-1.0, 1.0, 60)[:, None] * [spread, 0.0, 0.0]
+    found = register_matches(Matches(line, move(motion, line), np.ones(60)), source, target)
+    assert found.status is Status.DEGENERATE
+    assert found.transform is None
+
+
+def test_a_single_plane_is_refused_rather_than_slid() -> None:
+    rng = np.random.default_rng(0)
+    across, along = np.meshgrid(np.arange(-1.5, 1.5, 0.05), np.arange(-1.0, 1.0, 0.05))
+    points = np.stack([across.ravel(), along.ravel(), np.full(across.size, 2.0)], axis=1)
+    points += rng.normal(size=points.shape) * 0.004
+    normals = np.array([0.0, 0.0, -1.0]) + rng.normal(size=points.shape) * 0.05
+    wall = Surface(points, normals / np.linalg.norm(normals, axis=1, keepdims=True), SPACING)
+    chosen = rng.permutation(len(points))[:200]
+    matches = Matches(points[chosen], points[chosen] + [0.3, 0.0, 0.0], np.ones(200))
+    assert register_matches(matches, wall, wall).status is Status.DEGENERATE
+
+
+def test_random_matches_are_refused() -> None:
+    source, target, motion = two_views(3)
+    for seed in range(5):
+        found = register_matches(view_matches(source, target, motion, 500, 0.0, seed), source, target)
+        assert not found.ok or max(error(found, motion)) < 1.0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_unrelated_rooms_are_refused(seed: int) -> None:
+    source, target = two_views(seed)[0], two_views(seed + 50)[1]
+    found = register_fpfh(source, target)
+    assert not found.ok
+    assert found.transform is None
+    assert found.covariance is None
+    assert found.method == "fpfh"
+
+
+@pytest.mark.parametrize(
+    "matches",
+    [
+        Matches(np.zeros((4, 2)), np.zeros((4, 3)), np.ones(4)),
+        Matches(np.zeros((4, 3)), np.zeros((5, 3)), np.ones(4)),
+        Matches(np.zeros((4, 3)), np.zeros((4, 3)), np.ones(3)),
+        Matches(np.full((4, 3), np.nan), np.zeros((4, 3)), np.ones(4)),
+    ],
+)
+def test_malformed_matches_are_an_input_error(matches: Matches) -> None:
+    source, target, _ = two_views(0)
+    with pytest.raises(InputError):
+        register_matches(matches, source, target)
+
+
+def test_the_fallback_finds_the_motion_without_a_network() -> None:
+    source, target, motion = two_views(0)
+    found = register_fpfh(source, target)
+    assert found.method == "fpfh"
+    degrees, metres = error(found, motion)
+    assert degrees < 0.5
+    assert metres < 0.02
+
+
+def test_a_viewpoint_elsewhere_moves_with_the_cloud() -> None:
+    source, target, motion = two_views(2)
+    shift = np.array([3.0, -1.0, 2.0])
+    moved = replace(source, points=source.points + shift, viewpoint=source.viewpoint + shift)
+    matches = view_matches(source, target, motion, 400, 0.3)
+    found = register_matches(matches._replace(source=matches.source + shift), moved, target)
+    assert found.transform is not None
+    np.testing.assert_allclose(move(found.transform, moved.points), move(motion, source.points), atol=0.03)
+
+
+def test_real_fragments() -> None:
+    folder = shared_data("3dmatch")
+    pytest.importorskip("open3d")
+    from registration_scene import real_surface
+
+    truth = np.load(folder / "gt_3DMatch.npz")
+    index = 0
+    source, target = (real_surface(folder, str(truth[side][index])) for side in ("src", "tgt"))
+    motion = np.eye(4)
+    motion[:3, :3], motion[:3, 3] = truth["rot"][index], truth["trans"][index].ravel()
+    degrees, metres = error(register_fpfh(source, target), motion)
+    assert degrees < 3.0
+    assert metres < 0.1

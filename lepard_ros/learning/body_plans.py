@@ -51,10 +51,10 @@ def _head(plan: BodyPlan, bone: int, centre: Floats, size: float, rng: np.random
     plan.add_part(bone, centre + 0.1 * forward - 0.35 * up, tip, size * 0.7, size * rng.uniform(0.3, 0.5))
     if snout < 0.4:
         plan.add_part(bone, centre + 0.9 * forward, centre + 1.15 * forward - 0.25 * up, size * 0.14, size * 0.22)
-    ear = rng.uniform(0.1, 1.0)
+    ear = rng.uniform(0.0, 0.25) if snout < 0.4 and rng.random() < 0.85 else rng.uniform(0.2, 1.0)
     for sign in (-1, 1):
-        root = centre + sign * 0.75 * side + rng.uniform(0.0, 0.01) * up + 0.3 * up * ear
-        end = root + sign * 0.35 * side * rng.uniform(0.5, 1.5) + ear * up
+        root = centre + sign * 0.75 * side + 0.3 * up * ear
+        end = root + sign * 0.3 * side * rng.uniform(0.4, 1.2) + ear * up
         plan.add_part(bone, root, end, size * 0.22, size * 0.14)
     if rng.random() < 0.3:
         plan.add_part(bone, centre - 0.3 * forward, centre - 0.7 * forward - rng.uniform(0, 1.5) * up, size, size * 0.6)

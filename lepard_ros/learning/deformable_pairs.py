@@ -106,7 +106,7 @@ def clutter(rng: np.random.Generator, low: Floats, high: Floats) -> tuple[Floats
     centre, reach = (low + high) / 2, float(np.linalg.norm(high - low) / 2)
     boxes = []
     if rng.random() < 0.5:
-        side = rng.uniform(0.5, 0.9) * reach
+        side = rng.uniform(0.3, 0.6) * reach
         boxes.append((np.array([centre[0], low[1] - 0.02, centre[2]]), np.array([side, 0.01, side]), 0.0))
     for _ in range(int(rng.integers(1, 5))):
         angle, away = rng.uniform(0, 2 * np.pi), rng.uniform(0.5, 1.1) * reach
@@ -129,10 +129,15 @@ def _box(centre: Floats, half: Floats, turn: float) -> tuple[Floats, Ints]:
 
 
 def _random_camera(rng: np.random.Generator) -> tuple[DepthSensor, bool]:
-    """A depth camera for things of a metre or two, and whether its faults show (else it only rounds to millimetres)."""
-    focal = rng.uniform(300, 430)
-    camera = Camera(360, 320, focal, focal, 179.5, 159.5)
-    sensor = replace(random_sensor(rng, camera.width), camera=camera, far=6.0)
+    """A depth camera for things of a metre or two, and whether its faults show (else it only rounds to millimetres).
+
+    A close-range camera is several times finer than the room-scale one that the draw describes.
+    """
+    focal = rng.uniform(400, 580)
+    camera = Camera(480, 430, focal, focal, 239.5, 214.5)
+    coarse = random_sensor(rng, camera.width)
+    step, distortion = rng.uniform(0.0003, 0.0014), 0.35 * coarse.distortion
+    sensor = replace(coarse, camera=camera, near=0.25, far=6.0, step=step, distortion=distortion)
     return sensor, bool(rng.random() < 0.55)
 
 

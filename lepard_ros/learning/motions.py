@@ -115,7 +115,7 @@ def random_motion(
     kind: str, rng: np.random.Generator, model: AnimatedModel | None = None, keys: int = 2
 ) -> PlacedMotion:
     """A motion through `keys` random moments of a new random thing; `kind` as in KINDS, with the model for "model"."""
-    strength = rng.uniform(0.15, 1.0)
+    strength = rng.uniform(0.25, 1.0)
     if kind == "model":
         if model is None:
             raise ValueError("the kind 'model' needs a model")
@@ -132,7 +132,7 @@ def body_motion(kind: str, rng: np.random.Generator, keys: int, strength: float)
     plan = PLANS[kind](rng)
     mesh = build_body(plan, rng, lumps=rng.uniform(0.0, 0.012))
     first = random_pose(plan, rng, rng.uniform(0, 0.9))
-    others = [random_pose(plan, rng, rng.uniform(0.1, 1.0)) for _ in range(keys - 1)]
+    others = [random_pose(plan, rng, rng.uniform(0.2, 1.0)) for _ in range(keys - 1)]
     return PosedMotion(mesh, [first] + [blend_poses(first, other, strength) for other in others])
 
 
@@ -197,6 +197,6 @@ def place_motion(motion: Motion, rng: np.random.Generator, upright: bool) -> Pla
     stretch = size / np.linalg.norm(high - low) * rng.uniform(0.88, 1.14, 3)
     free = not upright or rng.random() < 0.1
     tilt = Rotation.random(random_state=rng) if free else Rotation.from_euler("yxz", rng.normal(0, [90, 6, 6]), degrees=True)
-    turn = np.radians(rng.normal(0, [8, 25, 8])) * (rng.random() < 0.6)
+    turn = np.radians(rng.normal(0, [10, 30, 10])) * (rng.random() < 0.6)
     shift = rng.normal(0, 0.12, 3) * (rng.random() < 0.6)
     return PlacedMotion(motion, (low + high) / 2, stretch, tilt, turn, shift)

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 from setuptools import Command, find_packages, setup
 from setuptools.command.build import build
@@ -43,7 +44,15 @@ ROS = [
 ]
 EVALUATION = ["rosbags>=0.10", "evo>=1.28", "matplotlib>=3.7", "kiss-matcher>=1.0", "kiss-icp>=1.2", "pycpd>=2.0"]
 TRAINING = ["matplotlib>=3.7"]
-TEST = ["pytest>=8", "pytest-cov>=5", "hypothesis>=6.100", "ruff>=0.6", "mypy>=1.11", "colcon-common-extensions>=0.3"]
+TEST = [
+    "pytest>=8",
+    "pytest-cov>=5",
+    "hypothesis>=6.100",
+    "ruff>=0.6",
+    "mypy>=1.11",
+    "colcon-common-extensions>=0.3",
+    "transforms3d>=0.4",
+]
 
 
 class LepardDistribution(Distribution):
@@ -61,7 +70,7 @@ class BuildMessages(Command):
     """Generates and compiles the messages with CMake, and hands all that it installs to the wheel as data files."""
 
     description = "build the ROS 2 messages"
-    user_options: list[tuple[str, str, str]] = []
+    user_options: ClassVar[list[tuple[str, str, str]]] = []
     editable_mode = False
 
     def initialize_options(self) -> None:
@@ -163,7 +172,7 @@ def data_files(prefix: Path) -> list[tuple[str, list[str]]]:
 class BuildWithMessages(build):
     """The usual build, then the messages."""
 
-    sub_commands = [*build.sub_commands, ("build_messages", None)]
+    sub_commands: ClassVar = [*build.sub_commands, ("build_messages", None)]
 
 
 def version() -> str:

@@ -1,0 +1,116 @@
+"""The `lepard` command: the right module is called, and every mistake ends with one sentence and code 2."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from lepard_ros import cli
+from lepard_ros.errors import InputError
+
+
+def add_command(monkeypatch: pytest.MonkeyPatch, folder: Path, source: str) -> None:
+    """Write a real module and make it the subcommand `probe`."""
+    (folder / "probe_command.py").write_text(source)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "probe_command", raising=False)
+    monkeypatch.setitem(cli.COMMANDS, "probe", cli.Command("probe_command", "a probe"))
+
+
+PROBE = """
+from lepard_ros.errors import InputError
+HELP = "Probe the command line."
+def add_arguments(parser):
+    parser.add_argument("number", type=int)
+def run(args):
+    if args.number < 0:
+        raise InputError("the number is negative: give a positive one.")
+    if args.number == 99:
+        import evo_is_not_here
+    if args.number == 98:
+        raise KeyboardInterrupt
+    print(args.command, args.number, args.ros_arguments)
+    return args.number
+"""
+
+
+def test_a_subcommand_gets_its_arguments_and_gives_the_exit_code(monkeypatch, tmp_path, capsys) -> None:
+    add_command(monkeypatch, tmp_path, PROBE)
+    assert cli.main(["probe", "7", "--ros-args", "-p", "mode:=rigid"]) == 7
+    assert capsys.readouterr().out == "probe 7 ['--ros-args', '-p', 'mode:=rigid']\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["probe", "-1"], 2, "lepard: the number is negative: give a positive one.\n"),
+        (["probe", "99"], 2, "lepard: `lepard probe` needs the Python package evo_is_not_here: pip install"),
+        (["probe", "98"], 130, "lepard: stopped.\n"),
+        (["prob", "1"], 2, "lepard: there is no command 'prob': did you mean probe?\n"),
+        (["xyzzy"], 2, "lepard: there is no command 'xyzzy': choose from demo, match,"),
+    ],
+)
+def test_mistakes_end_with_one_sentence(monkeypatch, tmp_path, capsys, arguments, code, sentence) -> None:
+    add_command(monkeypatch, tmp_path, PROBE)
+    assert cli.main(arguments) == code
+    captured = capsys.readouterr()
+    assert captured.err.startswith(sentence)
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_a_command_of_a_later_version_says_so(monkeypatch, capsys) -> None:
+    monkeypatch.setitem(cli.COMMANDS, "later", cli.Command("lepard_ros.evaluation.not_written_yet", ""))
+    assert cli.main(["later"]) == 2
+    assert capsys.readouterr().err == "lepard: `lepard later` is not part of this version.\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "remedy"),
+    [
+        ("rclpy", "lepard_ros[ros]"),
+        ("sensor_msgs.msg", "lepard_ros[ros]"),
+        ("evo", "lepard_ros[eval]"),
+        ("torch", "torch"),
+    ],
+)
+def test_a_missing_package_is_named_with_its_remedy(monkeypatch, tmp_path, capsys, module: str, remedy: str) -> None:
+    add_command(monkeypatch, tmp_path, f"raise ModuleNotFoundError('no', name={module!r})")
+    assert cli.main(["probe"]) == 2
+    assert remedy in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", sorted(cli.COMMANDS))
+def test_every_command_has_a_page_of_help(name: str, capsys) -> None:
+    if importlib.util.find_spec(cli.COMMANDS[name].module) is None:
+        assert cli.main([name]) == 2
+        return
+    with pytest.raises(SystemExit) as ended:
+        cli.main([name, "--help"])
+    assert ended.value.code == 0
+    assert f"usage: lepard {name}" in capsys.readouterr().out
+
+
+def test_overview_lists_every_command_and_needs_no_torch() -> None:
+    code = "import sys; from lepard_ros.cli import main; main(['--help']); assert 'torch' not in sys.modules"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert all(f"  {name} " in result.stdout for name in cli.COMMANDS)
+
+
+def test_the_installed_command_prints_the_version() -> None:
+    result = subprocess.run([sys.executable, "-m", "lepard_ros.cli", "--version"], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, "lepard_ros 0.1.0\n")
+
+
+def test_open3d_without_its_libraries_gives_one_sentence(monkeypatch) -> None:
+    from lepard_ros.cloud import open3d as module
+
+    def refuse(name: str) -> ModuleType:
+        raise ModuleNotFoundError(name=name)
+
+    monkeypatch.setattr(module.importlib, "import_module", refuse)
+    with pytest.raises(InputError, match="pip install open3d-cpu"):
+        module.import_open3d()

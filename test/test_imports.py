@@ -1,0 +1,97 @@
+"""The import rules of docs/architecture.md, checked on the syntax trees."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "lepard_ros"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+ALL = {"cloud", "network", "registration", "matcher", "tracking", "ros", "learning", "evaluation"}
+ALLOWED = {
+    "errors": set(),
+    "cloud": set(),
+    "network": {"cloud"},
+    "registration": {"cloud"},
+    "matcher": {"cloud", "network", "registration"},
+    "tracking": {"cloud", "network", "registration", "matcher"},
+    "ros": {"cloud", "network", "registration", "matcher", "tracking"},
+    "learning": ALL - {"ros"},
+    "evaluation": ALL - {"ros"},
+    "cli": set(),
+    "__init__": {"matcher", "registration"},
+}
+ROS_PACKAGES = {
+    "rclpy",
+    "rcl_interfaces",
+    "ament_index_python",
+    "tf2_ros",
+    "launch",
+    "launch_ros",
+    "builtin_interfaces",
+}
+# Plays its bag into the real node over DDS, and records what comes back.
+SPEAKS_DDS = {"evaluation/demo.py", "evaluation/demo_player.py", "evaluation/demo_recorder.py"}
+
+
+def imported(module: Path) -> Iterator[str]:
+    """Absolute names of all modules that a file imports, also inside functions."""
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}:{node.lineno}: write absolute imports"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def is_ros(name: str) -> bool:
+    """Whether a module needs ROS 2: rclpy, its relatives, and every message package, our own messages too."""
+    top = name.split(".")[0]
+    return top in ROS_PACKAGES or top.endswith(("_msgs", "_srvs")) or name.startswith("lepard_ros.msg")
+
+
+def breaches(room: str, names: Iterator[str], speaks_dds: bool) -> list[str]:
+    """The imports that a room may not have."""
+    found = []
+    for name in names:
+        own, _, rest = name.partition(".")
+        other = rest.split(".")[0] if own == "lepard_ros" else ""
+        if other in ALL and other != room and other not in ALLOWED[room] and not (other == "ros" and speaks_dds):
+            found.append(name)
+        if is_ros(name) and room != "ros" and not speaks_dds:
+            found.append(name)
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_a_room_imports_only_what_it_may(module: Path) -> None:
+    relative = module.relative_to(PACKAGE)
+    room = relative.parts[0].removesuffix(".py")
+    found = breaches(room, imported(module), relative.as_posix() in SPEAKS_DDS)
+    assert not found, f"{room} may not import {', '.join(found)} (docs/architecture.md)"
+
+
+@pytest.mark.parametrize(
+    ("room", "line"),
+    [
+        ("cloud", "from lepard_ros.network import lepard"),
+        ("network", "from lepard_ros import tracking"),
+        ("tracking", "import rclpy"),
+        ("evaluation", "from lepard_ros.ros.conversion import decode"),
+        ("learning", "from lepard_ros.msg import Correspondences"),
+        ("matcher", "def f():\n    import sensor_msgs.msg"),
+    ],
+)
+def test_the_rules_notice_a_breach(room: str, line: str, tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text(line)
+    assert breaches(room, imported(tmp_path / "module.py"), speaks_dds=False)
+
+
+def test_the_public_package_imports_without_heavy_modules() -> None:
+    heavy = "{'torch', 'open3d', 'rclpy', 'scipy'}"
+    code = f"import sys, lepard_ros, lepard_ros.cli; print(sorted({heavy} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,199 @@
+"""`lepard evaluate pairs` from end to end with a real baseline, its log, its tables and its refusals."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+
+from lepard_ros import cli
+from lepard_ros.errors import InputError
+from lepard_ros.evaluation import pairs as pairs_module
+from lepard_ros.evaluation import tables
+from lepard_ros.evaluation.methods import MethodResult, make_method
+from lepard_ros.evaluation.pairs import Task, evaluate_pair, run_pairs
+from lepard_ros.evaluation.readers import RigidPair, open_set
+from lepard_ros.registration.types import Matches
+
+
+def corner(seed: int) -> np.ndarray:
+    """The walls of a room's corner with a few boxes: enough shape for any method."""
+    random = np.random.default_rng(seed)
+    flat = random.uniform(0, 2, size=(3000, 2))
+    walls = [np.insert(flat[i::3], axis, 0, axis=1) for i, axis in enumerate(range(3))]
+    boxes = [random.uniform(0, 0.4, size=(300, 3)) + random.uniform(0.2, 1.4, size=3) for _ in range(4)]
+    return np.concatenate([*walls, *boxes])
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Two scenes, three small motions each, in the compact layout."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    rows: dict[str, list] = {key: [] for key in ("src", "tgt", "rot", "trans", "overlap", "gt_cov")}
+    for number, scene in enumerate(("kitchen", "hotel")):
+        target = corner(number)
+        clouds = {"0": target}
+        for i in range(1, 4):
+            rotation, shift = Rotation.from_rotvec([0, 0, 0.02 * i]).as_matrix(), np.array([0.02 * i, 0, 0])
+            clouds[str(i)] = (target - shift) @ rotation  # the motion back: R p + t gives the target
+            information = np.diag([100.0, 100, 100, 100, 100, 100])
+            values = (f"{scene}/{i}", f"{scene}/0", rotation, shift[:, None], 0.1 + 0.2 * i, information)
+            for key, value in zip(rows, values, strict=True):
+                rows[key].append(value)
+        steps = {key: np.round(cloud / 0.00025).astype(np.int16) for key, cloud in clouds.items()}
+        np.savez(folder / f"{scene}.npz", **steps)  # type: ignore[arg-type]
+    np.savez(folder / "gt_3DMatch.npz", **{key: np.array(values) for key, values in rows.items()})  # type: ignore[arg-type]
+    return folder
+
+
+def test_the_command_prints_a_table_and_resumes(data: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    output = tmp_path / "out" / "result.json"
+    arguments = ["evaluate", "3dmatch", str(data), "--methods", "icp", "--json", str(output), "--jobs", "1", "--quiet"]
+    assert cli.main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "| icp" in printed
+    assert "100.0 [100.0, 100.0]" in printed
+    result = json.loads(output.read_text())
+    assert result["summaries"]["icp"]["pairs"] == 6
+    assert max(record["rre"] for record in result["records"]) < 1.0
+    monkeypatch.setattr(pairs_module, "evaluate_pair", None)  # a second run must not register anything
+    assert cli.main(arguments) == 0
+    assert json.loads(output.read_text())["records"] == result["records"]
+
+
+def test_an_interrupted_log_goes_on(data: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    task = Task(data, "3DMatch", ["icp"], count=4, seed=1)
+    pairs, records = run_pairs(task, log, progress=False)
+    lines = log.read_text().splitlines(keepends=True)
+    assert len(lines) == 5
+    log.write_text("".join(lines[:3]) + lines[3][:40])  # the power failed in the middle of a line
+    again, resumed = run_pairs(task, log, progress=False)
+    assert [pair.name for pair in again] == [pair.name for pair in pairs]
+    assert [record["transform"] for record in resumed] == [record["transform"] for record in records]
+    assert len(log.read_text().splitlines()) == 5
+
+
+def test_several_processes_give_the_same(data: Path) -> None:
+    one = run_pairs(Task(data, "3DMatch", ["icp"], jobs=1), progress=False)[1]
+    two = run_pairs(Task(data, "3DMatch", ["icp"], jobs=2), progress=False)[1]
+    assert [record["source"] for record in one] == [record["source"] for record in two]
+    for first, second in zip(one, two, strict=True):
+        np.testing.assert_allclose(first["transform"], second["transform"], atol=1e-6)
+
+
+def test_unrelated_pairs_measure_false_accepts(data: Path, capsys) -> None:
+    arguments = ["evaluate", "pairs", str(data), "--set", "unrelated", "--methods", "icp", "--count", "3", "--quiet"]
+    assert cli.main([*arguments, "--jobs", "1"]) == 0
+    assert "| icp    | 3     | 100.0 [100.0, 100.0]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["3dmatch", "{data}", "--methods", "magic"], "unknown method magic"),
+        (["3dlomatch", "{data}", "--methods", "icp"], "neither gt_3DLoMatch.npz"),
+        (["tum", "{data}", "--methods", "icp"], "camera.txt"),
+        (["3dmatch", "{data}/nowhere", "--methods", "icp"], "not a folder"),
+    ],
+)
+def test_bad_data_ends_with_code_2_and_one_sentence(data: Path, capsys, arguments: list[str], sentence: str) -> None:
+    filled = [argument.replace("{data}", str(data)) for argument in arguments]
+    assert cli.main(["evaluate", *filled, "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+
+
+def test_a_log_of_another_set_is_refused(data: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    run_pairs(Task(data, "unrelated", ["icp"], count=1), log, progress=False)
+    with pytest.raises(InputError, match="another --json"):
+        run_pairs(Task(data, "3DMatch", ["icp"], count=1), log, progress=False)
+    log.write_text("no json\n{}\n")
+    with pytest.raises(InputError, match="line 1"):
+        run_pairs(Task(data, "3DMatch", ["icp"], count=1), log, progress=False)
+
+
+@pytest.mark.parametrize("name", ["fpfh+ransac", "fpfh+fgr", "icp", "gicp", "kiss-matcher"])
+def test_every_baseline_registers_an_easy_pair(data: Path, name: str) -> None:
+    if name == "kiss-matcher":
+        pytest.importorskip("kiss_matcher", reason="the package kiss-matcher is not installed")
+    source = open_set(data, "3DMatch")
+    record = evaluate_pair(name, make_method(name), source, source.pairs(None, 0)[0])
+    assert tables.is_success(record)
+    assert record["accepted"]
+    assert record["cpu_seconds"] > 0
+
+
+class Fixed:
+    """A method with a known answer."""
+
+    def __init__(self, result: MethodResult) -> None:
+        self.result = result
+
+    def register(self, source: np.ndarray, target: np.ndarray) -> MethodResult:
+        return self.result
+
+
+def test_a_record_holds_what_the_tables_need(data: Path) -> None:
+    source = open_set(data, "3DMatch")
+    pair = source.pairs(None, 0)[0]
+    assert pair.truth is not None
+    points = source.cloud(pair.source)[:10].astype(float)
+    landed = points @ pair.truth[:3, :3].T + pair.truth[:3, 3]
+    landed[:4] += 1.0
+    matches = Matches(points, landed, np.linspace(0, 1, 10))
+    found = MethodResult(pair.truth, True, 0.2, 0.1, "OK", matches, covariance=np.eye(6), stages={"match": 0.1})
+    record = evaluate_pair("lepard:x", Fixed(found), source, pair)
+    assert record["inlier_ratio"] == pytest.approx(0.6)
+    assert record["rre"] == pytest.approx(0, abs=1e-6)
+    assert record["nees"] == pytest.approx(0, abs=1e-9)
+    assert sum(row[0] for row in record["confidence_bins"]) == 10
+    refused = evaluate_pair("lepard:x", Fixed(MethodResult(None, False, 0.2, 0.1, "LOW_OVERLAP")), source, pair)
+    assert not tables.is_success(refused)
+    assert refused["rre"] is None
+    json.dumps([record, refused], allow_nan=False)
+    summary = tables.summarise([record, refused])
+    assert summary["recall"].mean == 0.5
+    assert summary["statuses"] == {"LOW_OVERLAP": 1, "OK": 1}
+    assert summary["stages"] == {"match": 0.05}
+
+
+def records(method: str, successes: list[bool]) -> list[dict]:
+    base = {"method": method, "scene": "s", "overlap": 0.25, "accepted": True, "status": "ok", "seconds": 1.0}
+    return [
+        {**base, "cpu_seconds": 1.0, "rre": 1.0, "rte": 0.1, "rmse": 0.1, "information_rmse": 0.1 if good else 0.3}
+        for good in successes
+    ]
+
+
+def test_ours_is_compared_with_the_best_baseline_pair_by_pair() -> None:
+    rows = records("lepard:rigid", [True] * 40) + records("icp", [False] * 40) + records("gicp", [True, False] * 20)
+    summaries = tables.summarise_all("3DMatch", rows)
+    assert summaries["lepard:rigid"]["against"]["method"] == "gicp"
+    (line,) = tables.comparison_lines(summaries)
+    assert "+50.0 points" in line
+    assert "more than noise" in line
+    close = tables.summarise_all("3DMatch", records("lepard:rigid", [True] * 4) + records("icp", [True] * 3 + [False]))
+    assert "within noise" in tables.comparison_lines(close)[0]
+    text = tables.format_table(tables.rigid_rows("3DMatch", summaries))
+    assert len({len(line) for line in text.splitlines()}) == 1
+    assert "20-30 % (n=40)" in text
+
+
+def test_tum_counts_within_15_degrees_and_30_cm() -> None:
+    record = {"rre": 14.9, "rte": 0.29}
+    assert tables.is_success(record)
+    assert not tables.is_success({**record, "rre": 15.1})
+    assert not tables.is_success({**record, "rte": 0.31})
+    assert not tables.is_success({"rre": None, "rte": None})
+
+
+def test_pairs_survive_their_json() -> None:
+    pair = RigidPair("a", "b", "s", np.eye(4), 0.3, np.eye(6))
+    back = pairs_module._pair_of_json(json.loads(json.dumps(pairs_module._pair_json(pair))))
+    assert back.name == pair.name
+    np.testing.assert_array_equal(back.truth, pair.truth)

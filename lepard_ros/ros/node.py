@@ -31,7 +31,6 @@ from lepard_ros.ros.parameters import (
     declare_settings,
     read_settings,
     settings_fields,
-    unknown_name,
 )
 from lepard_ros.ros.status import status_message
 from lepard_ros.ros.worker import Worker
@@ -73,7 +72,6 @@ class LepardNode(LifecycleNode):
 
     def _serve(self) -> None:
         """Everything that exists in every lifecycle state."""
-        self.add_on_set_parameters_callback(self._check_parameters)
         self.add_post_set_parameters_callback(self._take_parameters)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", EVERY_FRAME)
         # A steady clock, since with use_sim_time and no /clock the node must still speak.
@@ -306,7 +304,7 @@ class LepardNode(LifecycleNode):
             with self._lock:
                 response.message = self._mode.save(target)
             response.success = True
-        except (InputError, OSError) as error:
+        except Exception as error:  # whatever it is, the caller must get an answer
             response.message = f"Nothing was saved: {error}"
             self.get_logger().error(response.message)
         return response
@@ -314,19 +312,13 @@ class LepardNode(LifecycleNode):
     # ---- parameters ----
 
     def set_parameters_atomically(self, parameter_list: list[Parameter[Any]]) -> SetParametersResult:
-        """Refuse unknown names with the nearest known ones; rclpy's own answer names neither."""
-        for parameter in parameter_list:
-            if not self.has_parameter(parameter.name):
-                reason = unknown_name("parameter", parameter.name, settings_fields())
-                return SetParametersResult(successful=False, reason=reason)
-        return super().set_parameters_atomically(parameter_list)
-
-    def _check_parameters(self, parameters: list[Parameter[Any]]) -> SetParametersResult:
+        """What every request to set parameters goes through. Checked here and not in a callback, since rclpy's own
+        checks come before callbacks and say less: neither the nearest names nor the type that is wanted."""
         try:
-            check_change(self.settings, {one.name: one.value for one in parameters})
+            check_change(self.settings, {one.name: one.value for one in parameter_list})
         except InputError as error:
             return SetParametersResult(successful=False, reason=str(error))
-        return SetParametersResult(successful=True)
+        return super().set_parameters_atomically(parameter_list)
 
     def _take_parameters(self, parameters: list[Parameter[Any]]) -> None:
         if any(one.name in settings_fields() for one in parameters):
@@ -374,6 +366,7 @@ def make_mode(settings: NodeSettings, plan: FramePlan) -> Mode:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     matcher = Matcher.from_pretrained(settings.weights or settings.mode, device=settings.device)
+    matcher.warm_up()
     if settings.mode == "deformable":
         from lepard_ros.ros.deformable_mode import DeformableMode
 

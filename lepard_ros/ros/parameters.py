@@ -100,7 +100,7 @@ def settings_fields() -> dict[str, dataclasses.Field[Any]]:
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
     """One sentence for a name that does not exist, with the nearest ones that do."""
     names = list(valid)
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     hint = " or ".join(f"'{one}'" for one in near)
     return f"There is no {kind} '{name}'; " + (f"did you mean {hint}?" if near else f"choose from {', '.join(names)}.")
 

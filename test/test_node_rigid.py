@@ -1,0 +1,217 @@
+"""The real node process in rigid mode, over real DDS: what it publishes, its services, parameters and lifecycle."""
+
+import math
+import time
+from collections.abc import Iterator
+from itertools import count
+
+import numpy as np
+import pytest
+
+pytest.importorskip("rclpy", reason="ROS 2 is not installed here")
+
+from lepard_ros.msg import TrackingStatus
+from lifecycle_msgs.msg import Transition
+from node_harness import SENSOR_FRAME, STEP_NS, NodeProcess, Probe, cloud_at, pose_at
+
+from lepard_ros.cloud.pointcloud2 import decode_points
+from lepard_ros.ros.compat import matrix_from_quaternion
+from lepard_ros.ros.conversion import stamp_to_ns
+
+_session = count()
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    folder = tmp_path_factory.mktemp("maps")
+    with NodeProcess(map_directory=str(folder), map_period=0.1, keyframe_distance=0.1) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def connection(node: NodeProcess) -> Iterator[Probe]:
+    with Probe() as probe:
+        probe.connect()
+        yield probe
+
+
+@pytest.fixture
+def probe(connection: Probe) -> Probe:
+    """The connection after a reset, with nothing heard yet."""
+    assert connection.call("reset").success
+    for messages in connection.heard.values():
+        messages.clear()
+    return connection
+
+
+@pytest.fixture
+def start() -> int:
+    """A stamp for the first cloud, later than those of other tests."""
+    return time.time_ns() + next(_session)
+
+
+def matrix_of(pose: object) -> np.ndarray:
+    matrix = matrix_from_quaternion([getattr(pose.orientation, axis) for axis in "xyzw"])  # type: ignore[attr-defined]
+    matrix[:3, 3] = [getattr(pose.position, axis) for axis in "xyz"]  # type: ignore[attr-defined]
+    return matrix
+
+
+def test_clouds_become_tf_odometry_matches_and_a_map(probe: Probe, start: int) -> None:
+    for step in range(6):
+        status = probe.track(cloud_at(step), start + step * STEP_NS)
+        assert status.state == TrackingStatus.OK
+    probe.until(lambda: len(probe.heard["odometry"]) == 6 and len(probe.heard["markers"]) == 5)
+    _check_tf_and_odometry(probe, start)
+    _check_correspondences(probe, start)
+    _check_map(probe)
+    assert (status.frames_processed - status.frames_rejected, status.mode) >= (6, "rigid")
+    assert set(status.stage_names) >= {"encode", "track"}
+    assert status.keyframes >= 2
+
+
+def _check_tf_and_odometry(probe: Probe, start: int) -> None:
+    transforms = probe.transforms()
+    assert set(transforms) == {("map", SENSOR_FRAME)}
+    assert [stamp_to_ns(one.header.stamp) for one in transforms["map", SENSOR_FRAME]] == [
+        start + step * STEP_NS for step in range(6)
+    ]
+    for step, odometry in enumerate(probe.heard["odometry"]):
+        truth = np.linalg.inv(pose_at(0)) @ pose_at(step)
+        pose = matrix_of(odometry.pose.pose)
+        assert np.linalg.norm(pose[:3, 3] - truth[:3, 3]) < 0.03
+        covariance = odometry.pose.covariance.reshape(6, 6)
+        assert np.linalg.eigvalsh(covariance).min() > (-1e-12 if step == 0 else 0)
+        assert odometry.child_frame_id == SENSOR_FRAME
+        translation = transforms["map", SENSOR_FRAME][step].transform.translation
+        assert (translation.x, translation.y, translation.z) == tuple(pose[:3, 3])
+
+
+def _check_correspondences(probe: Probe, start: int) -> None:
+    messages = probe.heard["correspondences"]
+    assert len(messages) == 5  # the first cloud has nothing to be matched with
+    for message in messages:
+        count_ = len(message.confidence)
+        assert len(message.source) == len(message.target) == 3 * count_
+        assert len(message.inlier) == count_
+        assert message.accepted
+        assert message.header.frame_id == SENSOR_FRAME
+        assert (stamp_to_ns(message.target_header.stamp) - start) % STEP_NS == 0
+
+
+def _check_map(probe: Probe) -> None:
+    points = probe.until(lambda: probe.heard["map"])[-1]
+    assert points.header.frame_id == "map"
+    assert len(decode_points(points)) > 200
+    assert len(probe.heard["path"][-1].poses) >= 1
+    for message in probe.heard["markers"]:
+        assert [marker.ns for marker in message.markers] == ["inliers", "outliers"]
+
+
+def test_diagnostics_tell_counts_and_state(probe: Probe, start: int) -> None:
+    probe.track(cloud_at(0), start)
+    probe.heard["diagnostics"].clear()
+    tracking = probe.until(lambda: probe.diagnosis(": tracking"))
+    values = {pair.key: pair.value for pair in tracking.values}
+    assert values["state"] == "OK"
+    assert values["mode"] == "rigid"
+    assert float(values["latency median [ms]"]) > 0
+    received = {pair.key: pair.value for pair in probe.diagnosis(": input").values}["received"]
+    assert int(received) >= 1
+
+
+def test_a_wall_that_fills_the_view_is_lost_and_nothing_is_published(probe: Probe, start: int) -> None:
+    probe.track(cloud_at(0), start)
+    probe.heard["tf"].clear()
+    wall = np.full((40, 40, 3), 2.0, np.float32)
+    wall[..., :2] = np.stack(np.meshgrid(np.linspace(-1, 1, 40), np.linspace(-1, 1, 40)), axis=-1)
+    status = probe.track(wall, start + STEP_NS)
+    assert status.state == TrackingStatus.LOST
+    assert status.reason != TrackingStatus.REASON_NONE
+    assert status.reason_text
+    probe.spin(0.3)
+    assert not probe.transforms()
+    assert probe.track(cloud_at(0.5), start + 2 * STEP_NS).state in (TrackingStatus.OK, TrackingStatus.RELOCALISED)
+
+
+def test_time_jumping_back_starts_anew(probe: Probe, node: NodeProcess, start: int) -> None:
+    for step in range(3):
+        probe.track(cloud_at(step), start + step * STEP_NS)
+    status = probe.track(cloud_at(20), start - 60 * 10**9)
+    assert status.state == TrackingStatus.OK
+    assert (status.keyframes, status.new_keyframe) == (1, True)
+    assert "Time jumped back by 60" in node.log()
+
+
+def test_a_new_frame_starts_anew(probe: Probe, node: NodeProcess, start: int) -> None:
+    probe.track(cloud_at(0), start)
+    status = probe.track(cloud_at(20), start + STEP_NS, frame_id="other_camera")
+    assert status.new_keyframe
+    assert "from 'camera' to 'other_camera'" in node.log()
+    probe.until(lambda: ("map", "other_camera") in probe.transforms())
+
+
+def test_reset_forgets_the_map(probe: Probe, start: int) -> None:
+    probe.track(cloud_at(0), start)
+    assert not probe.track(cloud_at(1), start + STEP_NS).new_keyframe
+    assert probe.call("reset").success
+    assert probe.track(cloud_at(2), start + 2 * STEP_NS).new_keyframe
+
+
+def test_parameters_change_or_are_refused_with_a_sentence(probe: Probe) -> None:
+    assert probe.set_parameter("max_range", 5.5).successful
+    for name, value, word in [
+        ("max_range", -1.0, "between"),
+        ("max_range", "far", "must be a number"),
+        ("min_range", 50.0, "no point is left"),
+        ("mode", "deformable", "restart"),
+        ("max_rnage", 2.0, "did you mean 'max_range'"),
+        ("map_name", "../x", "plain name"),
+    ]:
+        answer = probe.set_parameter(name, value)
+        assert not answer.successful
+        assert word in answer.reason
+    assert probe.set_parameter("max_range", 6.0).successful
+
+
+def test_a_changed_range_is_used(probe: Probe, start: int) -> None:
+    probe.track(cloud_at(0), start)
+    assert probe.set_parameter("max_range", 0.5).successful  # nothing in the room is that near
+    assert probe.track(cloud_at(1), start + STEP_NS).state == TrackingStatus.LOST
+    assert probe.set_parameter("max_range", 6.0).successful
+
+
+def test_save_writes_below_the_chosen_directory(probe: Probe, start: int) -> None:
+    assert "no keyframe" in probe.call("save").message
+    probe.track(cloud_at(0), start)
+    answer = probe.call("save")
+    assert answer.success, answer.message
+    assert "1 keyframes written" in answer.message
+
+
+def test_deactivate_is_silence_and_activate_goes_on_in_the_same_map(probe: Probe, start: int) -> None:
+    probe.track(cloud_at(0), start)
+    assert probe.change_state(Transition.TRANSITION_DEACTIVATE)
+    probe.heard["status"].clear()
+    probe.send(cloud_at(1), start + STEP_NS)
+    probe.spin(1.0)
+    assert not probe.heard["status"]
+    assert probe.change_state(Transition.TRANSITION_ACTIVATE)
+    probe.connect()
+    status = probe.track(cloud_at(1), start + 2 * STEP_NS)
+    assert status.state in (TrackingStatus.OK, TrackingStatus.RELOCALISED)
+    assert not status.new_keyframe
+    assert status.frames_received == 1
+
+
+def test_cleanup_and_configure_work_again(probe: Probe, start: int) -> None:
+    for transition in ("DEACTIVATE", "CLEANUP", "CONFIGURE", "ACTIVATE"):
+        assert probe.change_state(getattr(Transition, f"TRANSITION_{transition}"))
+    probe.connect()
+    assert probe.track(cloud_at(0), start).new_keyframe
+
+
+def test_the_status_says_how_late_it_is(probe: Probe) -> None:
+    stamp = time.time_ns()
+    status = probe.track(cloud_at(0), stamp)
+    assert 0 < status.latency < (time.time_ns() - stamp) * 1e-9
+    assert math.isnan(status.residual)  # nothing to lie on yet

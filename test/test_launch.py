@@ -1,0 +1,95 @@
+"""The launch files: their text against the parameters everywhere, and the real `launch` wherever it is installed."""
+
+import ast
+import importlib.util
+import os
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = sorted((ROOT / "launch").glob("*.launch.py"))
+
+
+def constant(path: Path, name: str) -> dict[str, object]:
+    """The value of a dictionary at the top of a launch file, read without running it."""
+    for node in ast.parse(path.read_text()).body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            return ast.literal_eval(node.value)  # type: ignore[union-attr]
+    raise AssertionError(f"{path.name} has no {name}")
+
+
+def test_launch_arguments_are_parameters_of_the_node() -> None:
+    from lepard_ros.ros.parameters import settings_fields
+
+    assert set(constant(ROOT / "launch" / "lepard.launch.py", "PARAMETERS")) <= set(settings_fields())
+
+
+def test_replay_hands_on_only_what_the_other_file_knows() -> None:
+    main = ROOT / "launch" / "lepard.launch.py"
+    known = {name for table in ("PARAMETERS", "TOPICS", "OTHERS") for name in constant(main, table)}
+    assert set(constant(ROOT / "launch" / "replay.launch.py", "ARGUMENTS")) <= known
+
+
+def test_the_rviz_file_shows_topics_that_the_node_publishes() -> None:
+    import yaml
+
+    displays = yaml.safe_load((ROOT / "config" / "lepard.rviz").read_text())["Visualization Manager"]["Displays"]
+    topics = {display["Topic"]["Value"] for display in displays if "Topic" in display}
+    rigid = {"points", "/lepard/map", "/lepard/markers", "/lepard/path", "/lepard/odometry"}
+    assert rigid | {"/lepard/warped_points", "/lepard/model"} == topics
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem.replace(".", "_"), path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_the_real_launch_accepts_the_file(path: Path) -> None:
+    pytest.importorskip("launch_ros", reason="launch and launch_ros are not installed here")
+    from launch.actions import DeclareLaunchArgument
+
+    description = load(path).generate_launch_description()
+    arguments = {entity.name for entity in description.entities if isinstance(entity, DeclareLaunchArgument)}
+    assert {"config", "points", "rviz", "bag"} <= arguments
+
+
+@pytest.mark.slow
+def test_the_real_launch_runs_the_node() -> None:
+    pytest.importorskip("launch_ros", reason="launch and launch_ros are not installed here")
+    from launch.actions import IncludeLaunchDescription, TimerAction
+    from launch.events import Shutdown
+    from launch.launch_description_sources import PythonLaunchDescriptionSource
+    from node_harness import untrained_weights
+
+    from launch import LaunchDescription, LaunchService
+
+    config = untrained_weights().parent / "launch_test.yaml"
+    config.write_text(f"/**:\n  ros__parameters:\n    weights: {untrained_weights()}\n")
+    source = PythonLaunchDescriptionSource(str(ROOT / "launch" / "lepard.launch.py"))
+    service = LaunchService()
+    service.include_launch_description(
+        LaunchDescription(
+            [
+                IncludeLaunchDescription(source, launch_arguments={"config": str(config)}.items()),
+                TimerAction(period=20.0, actions=[_shutdown(Shutdown)]),
+            ]
+        )
+    )
+    assert service.run() == 0
+    assert os.environ["FASTDDS_DEFAULT_PROFILES_FILE"].endswith("fastdds.xml")
+
+
+def _shutdown(event: type) -> object:
+    from launch.actions import EmitEvent
+
+    return EmitEvent(event=event(reason="the test is over"))

@@ -16,7 +16,7 @@ def grid_subsample(points: Tensor, size: float, *values: Tensor) -> tuple[Tensor
     """
     cells, count = _cell_numbers(points, size)
     columns = torch.cat([points, *values], dim=1) if values else points
-    index, occupancy, sums = _sum_by_cell(cells, count, columns)
+    occupancy, sums = _sum_by_cell(cells, count, columns)
     means = (sums / occupancy[:, None]).to(points.dtype)
     return tuple(means.split([3, *(value.shape[1] for value in values)], dim=1))
 
@@ -31,13 +31,13 @@ def _cell_numbers(points: Tensor, size: float) -> tuple[Tensor, int]:
     return numbers, width * height * depth
 
 
-def _sum_by_cell(cells: Tensor, count: int, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Occupied cells (M,), points in each (M,), and the sums of `columns` (N, C) over each, (M, C) in double."""
+def _sum_by_cell(cells: Tensor, count: int, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Points in each occupied cell (M,), and the sums of `columns` (N, C) over it, (M, C), in double."""
     if count <= DENSE_CELLS:
         population = torch.bincount(cells, minlength=count)
         index = population.nonzero()[:, 0]
         sums = [torch.bincount(cells, weights=column, minlength=count)[index] for column in columns.double().T]
-        return index, population[index].double(), torch.stack(sums, dim=1)
-    index, inverse, population = torch.unique(cells, return_inverse=True, return_counts=True)
-    sums = torch.zeros(len(index), columns.shape[1], dtype=torch.float64, device=columns.device)
-    return index, population.double(), sums.index_add_(0, inverse, columns.double())
+        return population[index].double(), torch.stack(sums, dim=1)
+    _, inverse, population = torch.unique(cells, return_inverse=True, return_counts=True)
+    sums = torch.zeros(len(population), columns.shape[1], dtype=torch.float64, device=columns.device)
+    return population.double(), sums.index_add_(0, inverse, columns.double())

@@ -62,7 +62,9 @@ def _to(value: Any, device: torch.device | str) -> Any:
     return value
 
 
-def build_pyramid(points: Tensor, shape: PyramidShape, viewpoint: Tensor | None = None, *, gridded: bool = False) -> Pyramid:
+def build_pyramid(
+    points: Tensor, shape: PyramidShape, viewpoint: Tensor | None = None, *, gridded: bool = False
+) -> Pyramid:
     """The pyramid of one cloud.
 
     points: (N, 3) metres; with `gridded`, they already lie on the grid of level 0.
@@ -115,7 +117,7 @@ def stack_pyramids(pyramids: Sequence[Pyramid]) -> Pyramid:
         neighbours=joined("neighbours", 0),
         pools=joined("pools", 0),
         upsamples=joined("upsamples", 1),
-        lengths=[sum((p.lengths[k] for p in pyramids), []) for k in range(count)],
+        lengths=[[length for p in pyramids for length in p.lengths[k]] for k in range(count)],
     )
 
 

@@ -21,17 +21,43 @@ HELP = "train a network, or fine-tune the shipped one on your own scans"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add = parser.add_argument
-    add("--data", type=Path, action="append", required=True, help="folder of rooms (`lepard synthesise rooms`); repeatable")
-    add("--out", type=Path, default=Path("runs/train"), help="checkpoint, log, curves and weights go here (default %(default)s)")
-    add("--preset", choices=sorted(PRESETS), default="small_rigid", help="sizes of a new network (default %(default)s)")
+    add(
+        "--data",
+        type=Path,
+        action="append",
+        required=True,
+        help="folder of rooms (`lepard synthesise rooms`); repeatable",
+    )
+    add(
+        "--out",
+        type=Path,
+        default=Path("runs/train"),
+        help="checkpoint, log, curves and weights go here (default %(default)s)",
+    )
+    add(
+        "--preset",
+        choices=sorted(PRESETS),
+        default="small_rigid",
+        help="sizes of a new network (default %(default)s)",
+    )
     add("--init", help='start from these weights ("rigid", "deformable" or a .safetensors file) instead of at random')
     add("--steps", type=int, default=100_000, help="train up to this step (default %(default)s)")
     add("--optimiser", choices=("adamw", "sgd"), default="adamw", help="default %(default)s; sgd is the published one")
     add("--rate", type=float, default=1e-3, help="learning rate (default %(default)s)")
-    add("--schedule", choices=("constant", "cosine", "linear", "exponential"), default="constant", help="default %(default)s")
+    add(
+        "--schedule",
+        choices=("constant", "cosine", "linear", "exponential"),
+        default="constant",
+        help="default %(default)s",
+    )
     add("--schedule-start", type=int, default=0, help="step at which the decay begins")
     add("--pairs", type=int, default=2, help="pairs a step and process (default %(default)s)")
-    add("--warping-weight", type=float, default=0.0, help="weight of the warping loss (the paper: 0 rigid, 0.1 deformable)")
+    add(
+        "--warping-weight",
+        type=float,
+        default=0.0,
+        help="weight of the warping loss (the paper: 0 rigid, 0.1 deformable)",
+    )
     add("--seed", type=int, default=0)
     add("--device", default="cpu", help="cpu or cuda (default %(default)s)")
     add("--report", type=int, default=50, help="steps between lines of the log")

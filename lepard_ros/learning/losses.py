@@ -40,7 +40,12 @@ def warping_loss(fit: RigidFit, source: Tensor, warped: Tensor, matches: Tensor)
 
 
 def total_loss(
-    output: LepardOutput, matches: Tensor, source: Tensor, warped: Tensor, warping_weight: float, sinkhorn: bool = False
+    output: LepardOutput,
+    matches: Tensor,
+    source: Tensor,
+    warped: Tensor,
+    warping_weight: float,
+    sinkhorn: bool = False,
 ) -> Tensor:
     """Matching (and warping) loss of every TMP block. source, warped: (B, n, 3); matches: (K, 3)."""
     focal = focal_loss_sinkhorn if sinkhorn else focal_loss

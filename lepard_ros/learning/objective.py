@@ -21,7 +21,7 @@ class ObjectiveSettings(NamedTuple):
 
 
 class Objective(NamedTuple):
-    """loss: scalar; parts: its terms as floats; output, matches (K, 3) and the coarse clouds, to measure the matches."""
+    """loss: scalar; parts: its terms as floats; output and true matches (K, 3), to measure the predicted ones."""
 
     loss: Tensor
     parts: dict[str, float]
@@ -74,7 +74,13 @@ def _batch(samples: list[Sample], features: list[Tensor]) -> CoarseCloud:
 
 
 def _fine_loss(
-    network: Lepard, pair: Pair, x: Tensor | None, y: Tensor | None, truth: Tensor, count: int, generator: torch.Generator
+    network: Lepard,
+    pair: Pair,
+    x: Tensor | None,
+    y: Tensor | None,
+    truth: Tensor,
+    count: int,
+    generator: torch.Generator,
 ) -> Tensor:
     """The fine loss over some of the true coarse matches (K, 2) of a pair; x, y: fine features."""
     assert x is not None and y is not None and pair.source.patches is not None and pair.target.patches is not None
@@ -84,7 +90,11 @@ def _fine_loss(
     warped = _warp(pair.source.pyramid.points[0], pair.fine_flow, pair.motion)
     source_valid, target_valid = source < len(warped), target < len(pair.target.pyramid.points[0])
     labels = fine_truth(
-        _take(warped, source), _take(pair.target.pyramid.points[0], target), source_valid, target_valid, network.config.grid
+        _take(warped, source),
+        _take(pair.target.pyramid.points[0], target),
+        source_valid,
+        target_valid,
+        network.config.grid,
     )
     return fine_loss(network.fine_matching(_take(x, source), _take(y, target), source_valid, target_valid), *labels)
 
@@ -118,4 +128,6 @@ def match_quality(network: Lepard, pair: Pair, result: Objective, item: int, rad
     turn = fit.rotation[item].T @ pair.motion[:3, :3]
     angle = torch.rad2deg(torch.acos(((turn.trace() - 1) / 2).clamp(-1, 1)))
     offset = (fit.translation[item][:, 0] - pair.motion[:3, 3]).norm()
-    return MatchQuality(float(right.float().mean()), float(hit.float().mean()) if len(truth) else 0.0, float(angle), float(offset))
+    return MatchQuality(
+        float(right.float().mean()), float(hit.float().mean()) if len(truth) else 0.0, float(angle), float(offset)
+    )

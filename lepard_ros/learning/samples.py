@@ -1,11 +1,10 @@
-"""Training samples from rooms: clouds are turned, jittered and described by their pyramids; pairs come with their truth.
+"""Training samples from rooms: clouds turned, jittered and described by their pyramids, in pairs with their truth.
 
 The stream is a pure function of (seed, rank, step), so that training can stop anywhere and go on bit for bit.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +14,9 @@ from torch import Tensor
 
 from lepard_ros.cloud.pyramid import Pyramid, build_pyramid
 from lepard_ros.errors import InputError
+from lepard_ros.learning.shards import Shard, load_room
 from lepard_ros.network.backbone import Relations
-from lepard_ros.network.fine import Patches, group_points
+from lepard_ros.network.fine import Patches, group_points, owner_of_fine
 from lepard_ros.network.lepard import Lepard
 
 
@@ -26,7 +26,8 @@ class Augmentation:
 
     jitter: float = 0.004
     viewpoint: float = 0.3
-    crop: float = 0.15  # share of clouds of which a random half space is cut off
+    crop: float = 0.1  # share of clouds of which a random half space is cut off
+    most_points: int = 22_000  # a larger cloud is cut to a ball: real fragments are about this large
 
 
 @dataclass
@@ -41,7 +42,10 @@ class Sample:
 
 @dataclass
 class Pair:
-    """Two samples with the motion from source to target, (4, 4) float32; flow: (n, 3) added to coarse points before it."""
+    """Two samples and the motion from source to target, (4, 4) float32.
+
+    flow: (n, 3), and fine_flow: (N, 3), are added to the coarse and to the fine source points before it.
+    """
 
     source: Sample
     target: Sample
@@ -64,18 +68,11 @@ def make_sample(points: Tensor, viewpoint: Tensor, network: Lepard) -> Sample:
     return Sample(pyramid, relations, group_points(nearest, len(pyramid.points[2]), config.patch_points), nearest)
 
 
-def owner_of_fine(pyramid: Pyramid) -> Tensor:
-    """The coarse point that each fine point belongs to, by way of the level between: (N_0,)."""
-    middle = torch.nn.functional.pad(pyramid.upsamples[1], (0, 1), value=len(pyramid.points[2]))
-    return middle[pyramid.upsamples[0]]
-
-
 @dataclass
 class RoomVisit:
     """The clouds of one room as drawn for one visit, made on first use."""
 
-    points: list[np.ndarray]
-    poses: np.ndarray
+    shard: Shard
     pairs: np.ndarray
     entropy: tuple[int, ...]
     augmentation: Augmentation
@@ -93,13 +90,13 @@ class RoomVisit:
     def _augment(self, index: int) -> tuple[Sample, np.ndarray]:
         # Each cloud draws from its own generator: the order in which clouds are asked for must not matter.
         rng = np.random.default_rng([*self.entropy, index])
-        points = self.points[index]
+        points = crop_ball(self.shard.cloud(index), self.augmentation.most_points, rng)
         if rng.random() < self.augmentation.crop:
             points = crop_half(points, rng)
         turn = Rotation.random(random_state=rng).as_matrix()
         points = points @ turn.T + rng.uniform(-1, 1, points.shape) * self.augmentation.jitter
         viewpoint = rng.normal(0, self.augmentation.viewpoint, 3)
-        pose = np.array(self.poses[index], dtype=np.float64)
+        pose = self.shard.pose[index].copy()
         pose[:3, :3] = pose[:3, :3] @ turn.T
         sample = make_sample(
             torch.from_numpy(points.astype(np.float32)), torch.from_numpy(viewpoint.astype(np.float32)), self.network
@@ -123,6 +120,14 @@ def crop_half(points: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return points[kept]
 
 
+def crop_ball(points: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
+    """The `most` points (N, 3) nearest to a random one of them."""
+    if len(points) <= most:
+        return points
+    distance = np.linalg.norm(points - points[rng.integers(len(points))], axis=1)
+    return points[np.argpartition(distance, most)[:most]]
+
+
 class RoomStream:
     """An endless stream of batches from a folder of room shards.
 
@@ -133,7 +138,14 @@ class RoomStream:
         self, folder: list[Path], network: Lepard, *, seed: int = 0, rank: int = 0, lanes: int = 2, visit: int = 12,
         augmentation: Augmentation | None = None, min_overlap: float = 0.1,
     ) -> None:  # fmt: skip
-        self.folders, self.network, self.seed, self.rank, self.lanes, self.visit = folder, network, seed, rank, lanes, visit
+        self.folders, self.network, self.seed, self.rank, self.lanes, self.visit = (
+            folder,
+            network,
+            seed,
+            rank,
+            lanes,
+            visit,
+        )
         self.augmentation = augmentation or Augmentation()
         self.min_overlap = min_overlap
         self.files = training_files(folder)
@@ -155,42 +167,16 @@ class RoomStream:
     def _open(self, lane: int, number: int) -> RoomVisit:
         entropy = (self.seed, self.rank, lane, number)
         rng = np.random.default_rng(entropy)
-        shard = _load_cached(self.files[int(rng.integers(len(self.files)))])
+        shard = load_room(self.files[int(rng.integers(len(self.files)))])
         usable = np.flatnonzero(shard.overlap.min(1) >= self.min_overlap)
         if len(usable) == 0:
             usable = np.arange(len(shard.pairs))
         chosen = rng.permutation(usable)[: self.visit]
-        return RoomVisit(shard.clouds, shard.poses, shard.pairs[chosen], entropy, self.augmentation, self.network)
+        return RoomVisit(shard, shard.pairs[chosen], entropy, self.augmentation, self.network)
 
     def refresh(self) -> None:
         """Look again which rooms there are (generation may still be running)."""
         self.files = training_files(self.folders)
-
-
-@lru_cache(maxsize=8)
-def _load_cached(path: Path) -> "Shard":
-    return load_shard(path)
-
-
-@dataclass(frozen=True)
-class Shard:
-    """A room on disk: clouds (N, 3) metres in their own frames, poses (C, 4, 4) to the room, pairs (P, 2), overlap (P, 2)."""
-
-    clouds: list[np.ndarray]
-    poses: np.ndarray
-    pairs: np.ndarray
-    overlap: np.ndarray
-
-
-def load_shard(path: Path) -> Shard:
-    """Read a room written by `lepard synthesise rooms` or made from scans."""
-    try:
-        with np.load(path) as data:
-            points, offset = data["points"].astype(np.float32) * 0.00025, data["offset"]
-            clouds = [points[a:b] for a, b in zip(offset[:-1], offset[1:], strict=True)]
-            return Shard(clouds, data["pose"], data["pairs"], data["overlap"].reshape(-1, 2))
-    except (KeyError, ValueError, OSError) as error:
-        raise InputError(f"{path.name} is not a room shard ({error}): write it again with `lepard synthesise rooms`.") from error
 
 
 VALIDATION_SEEDS = 100
@@ -220,8 +206,8 @@ def validation_pairs(folders: list[Path], network: Lepard, count: int) -> Iterat
     per_room = max(1, count // max(1, len(files)))
     done = 0
     for path in files:
-        shard = load_shard(path)
-        visit = RoomVisit(shard.clouds, shard.poses, shard.pairs, (0,), Augmentation(0, 0, 0), network)
+        shard = load_room(path)
+        visit = RoomVisit(shard, shard.pairs, (0,), Augmentation(0, 0, 0), network)
         for number in np.linspace(0, len(shard.pairs) - 1, min(per_room, len(shard.pairs))).astype(int):
             if done == count:
                 return

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lepard_ros.errors import InputError
 from lepard_ros.learning.objective import MatchQuality, ObjectiveSettings, match_quality, objective
@@ -147,9 +147,13 @@ class Trainer:
         try:
             state = torch.load(path, map_location=self.device, weights_only=True)
         except Exception as error:
-            raise InputError(f"{path.name} cannot be read as a checkpoint ({type(error).__name__}): start from --init.") from error
+            raise InputError(
+                f"{path.name} cannot be read as a checkpoint ({type(error).__name__}): start from --init."
+            ) from error
         if state["config"] != self.network.config.to_dict():
-            raise InputError(f"{path.name} belongs to a network of other sizes: choose another --out or the same --preset.")
+            raise InputError(
+                f"{path.name} belongs to a network of other sizes: choose another --out or the same --preset."
+            )
         self.load_state(state)
 
 
@@ -175,7 +179,7 @@ def start_processes(device: str) -> tuple[int, int]:
 
 @torch.no_grad()
 def validate(network: Lepard, pairs: list[tuple[Pair, float]], settings: ObjectiveSettings) -> dict[str, float]:
-    """Mean loss, inlier ratio and match recall over pairs, and the share of rigid fits within 15 degrees and 0.3 m, by overlap."""
+    """Mean loss and inlier ratio over pairs, and the share of rigid fits within 15 degrees and 0.3 m, by overlap."""
     network.eval()
     rows: list[tuple[float, float, MatchQuality]] = []
     radius = network.config.coarse_grid
@@ -262,5 +266,3 @@ class Progress:
         row["seconds_per_step"] = (time.monotonic() - self.started) / max(1, self.count)
         self.__init__()  # type: ignore[misc]
         return row
-
-

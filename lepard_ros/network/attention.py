@@ -14,13 +14,15 @@ class AttentionLayer(nn.Module):
         super().__init__()
         self.heads = heads
         self.q_proj, self.k_proj, self.v_proj, self.merge = (nn.Linear(dim, dim, bias=False) for _ in range(4))
-        self.mlp = nn.Sequential(nn.Linear(2 * dim, 2 * dim, bias=False), nn.ReLU(), nn.Linear(2 * dim, dim, bias=False))
+        self.mlp = nn.Sequential(
+            nn.Linear(2 * dim, 2 * dim, bias=False), nn.ReLU(), nn.Linear(2 * dim, dim, bias=False)
+        )
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
 
     def forward(
         self, x: Tensor, y: Tensor, x_code: PositionCode | None, y_code: PositionCode | None, bias: Tensor | None
     ) -> Tensor:
-        """x: (B, n, d); y: (B, m, d); codes of the same points, or None; bias: added to the scores, (B, 1 or h, n or 1, m)."""
+        """x: (B, n, d); y: (B, m, d); codes of the same points, or None; bias: added to the scores, (B, h, n, m)."""
         q, k, v = project(self.q_proj, x, x_code), project(self.k_proj, y, y_code), self.v_proj(y)
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
         message = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)

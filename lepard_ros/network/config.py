@@ -18,10 +18,14 @@ class LepardConfig:
     conv_radius: float = 2.5  # cells
     kernel_extent: float = 2.0  # cells
     neighbour_limits: tuple[int, ...] = (38, 36, 36, 38)
-    kernel: str = "xyz"  # "xyz": kernel points in space; "invariant": in radius, height over the normal, angle of normals
+    kernel: str = (
+        "xyz"  # "xyz": kernel points in space; "invariant": in radius, height over the normal, angle of normals
+    )
     kernel_points: int = 15
     width: int = 256  # first_feats_dim
-    normalisation: str = "joint"  # "joint": over all stacked clouds; "cloud": each cloud alone, so that it can be cached
+    normalisation: str = (
+        "joint"  # "joint": over all stacked clouds; "cloud": each cloud alone, so that it can be cached
+    )
     feature_dim: int = 528
     heads: int = 4
     layers: tuple[str, ...] = ("self", "cross", "positioning", "self", "cross")
@@ -29,7 +33,9 @@ class LepardConfig:
     voxel_size: float = 0.08  # metres, unit of the position code
     vol_origin: tuple[float, float, float] = (-3.6, -2.4, 1.14)
     position_code: str = "rotary"  # "rotary" | "sinusoidal"
-    position_use: str = "always"  # "always" | "aligned": only in cross attention and matching, once the clouds are aligned
+    position_use: str = (
+        "always"  # "always" | "aligned": only in cross attention and matching, once the clouds are aligned
+    )
     entangled: bool = False
     matching: str = "dual_softmax"  # "dual_softmax" | "sinkhorn"
     temperature: float = 0.1
@@ -77,7 +83,9 @@ class LepardConfig:
         """From JSON values; an unknown name is refused."""
         known = {f.name for f in fields(cls)}
         if unknown := sorted(set(values) - known):
-            raise InputError(f"unknown network setting {unknown[0]!r}: the weights are of a newer version, update lepard_ros.")
+            raise InputError(
+                f"unknown network setting {unknown[0]!r}: the weights are of a newer version, update lepard_ros."
+            )
         return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
 
 

@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lepard_ros.cloud.pyramid import Pyramid
+
 
 class Patches(NamedTuple):
     """The fine points that belong to each coarse point.
@@ -13,6 +15,12 @@ class Patches(NamedTuple):
     """
 
     index: Tensor
+
+
+def owner_of_fine(pyramid: Pyramid) -> Tensor:
+    """The coarse point that each fine point belongs to, by way of the level between: (N_0,)."""
+    middle = torch.nn.functional.pad(pyramid.upsamples[1], (0, 1), value=len(pyramid.points[2]))
+    return middle[pyramid.upsamples[0]]
 
 
 def group_points(nearest: Tensor, coarse: int, size: int) -> Patches:

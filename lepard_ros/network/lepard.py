@@ -121,7 +121,7 @@ class Lepard(nn.Module):
         return torch.where(applied[:, None, None], moved, points).detach(), applied
 
     def _codes(self, source: Tensor, target: Tensor, applied: Tensor | None = None) -> "_Codes":
-        """The position codes of both clouds. Used only when `aligned`, they start as none, and stay at zero where refused."""
+        """The position codes of both clouds; when used only `aligned`, none at first, and zero where refused."""
         dim, kind = self.config.feature_dim, self.config.position_code
         origin = source.new_tensor(self.config.vol_origin)
         source, target = ((points - origin) / self.config.voxel_size for points in (source, target))
@@ -153,7 +153,7 @@ class Lepard(nn.Module):
         return self.match(source, target, truth)
 
     def forward_recorded(self, pyramid: dict[str, Any], truth: RigidFit | None = None) -> dict[str, Tensor]:
-        """Run on a recorded pyramid (`pyramid_points_0`, ... as arrays): features, confidence, R and t of its one pair."""
+        """Run on a recorded pyramid (arrays `pyramid_points_0`, ...): features, confidence, R, t of its one pair."""
         recorded = recorded_pyramid(pyramid, next(self.parameters()).device)
         with torch.no_grad():
             features, _ = self.encode(recorded)

@@ -19,7 +19,13 @@ class Matching(nn.Module):
             self.bin_score = nn.Parameter(torch.tensor(1.0))
 
     def forward(
-        self, x: Tensor, y: Tensor, x_code: PositionCode | None, y_code: PositionCode | None, x_mask: Tensor, y_mask: Tensor
+        self,
+        x: Tensor,
+        y: Tensor,
+        x_code: PositionCode | None,
+        y_code: PositionCode | None,
+        x_mask: Tensor,
+        y_mask: Tensor,
     ) -> Tensor:
         """x: (B, n, d), y: (B, m, d), masks (B, n), (B, m) of the real points. Returns confidences (B, n, m)."""
         x, y = self.src_proj(x), self.src_proj(y)
@@ -45,7 +51,7 @@ def sinkhorn(scores: Tensor, bin_score: Tensor, iterations: int, x_mask: Tensor,
     """Optimal transport with an extra row and column for points without a match, in log space: (B, n, m)."""
     n, m = x_mask.sum(1).to(scores), y_mask.sum(1).to(scores)
     valid = x_mask[:, :, None] & y_mask[:, None]
-    batch, rows, columns = scores.shape
+    rows, columns = scores.shape[1:]
     couplings = F.pad(scores.masked_fill(~valid, -1e9), (0, 1, 0, 1))
     couplings[:, rows, :] = bin_score
     couplings[:, :, columns] = bin_score
@@ -63,7 +69,7 @@ def sinkhorn(scores: Tensor, bin_score: Tensor, iterations: int, x_mask: Tensor,
 
 
 def select_matches(confidence: Tensor, threshold: float, mutual: bool) -> Tensor:
-    """Indices (K, 3) of batch, source and target where the confidence exceeds the threshold (and is mutually the best)."""
+    """Indices (K, 3) of batch, source, target where the confidence exceeds the threshold (and is mutually the best)."""
     chosen = confidence > threshold
     if mutual:
         best = (confidence == confidence.amax(2, keepdim=True)) & (confidence == confidence.amax(1, keepdim=True))

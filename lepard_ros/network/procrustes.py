@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class RigidFit(NamedTuple):
-    """rotation (B, 3, 3), translation (B, 3, 1), source to target; condition (B,) of the fit, inf where it is undefined."""
+    """rotation (B, 3, 3), translation (B, 3, 1), source to target; condition (B,), inf where it is undefined."""
 
     rotation: Tensor
     translation: Tensor

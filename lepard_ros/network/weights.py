@@ -48,10 +48,14 @@ class Card:
         try:
             values = json.loads(text)
             if values.pop("format") != FORMAT:
-                raise InputError(f"{origin} has another format than {FORMAT}: update lepard_ros or convert the weights again.")
+                raise InputError(
+                    f"{origin} has another format than {FORMAT}: update lepard_ros or convert the weights again."
+                )
             return cls(**{**values, "config": LepardConfig.from_dict(values["config"])})
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{origin} is not a card of Lepard weights ({error}): convert or train them again.") from error
+            raise InputError(
+                f"{origin} is not a card of Lepard weights ({error}): convert or train them again."
+            ) from error
 
 
 def find_weights(name: str | os.PathLike[str]) -> Path:
@@ -75,7 +79,9 @@ def load(name: str | os.PathLike[str]) -> tuple[Lepard, Card]:
     card = Card.from_json(card_path.read_text(encoding="utf-8"), card_path.name)
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != card.sha256:
-        raise InputError(f"{path.name} is damaged or does not belong to {card_path.name}: its SHA-256 differs from the card's.")
+        raise InputError(
+            f"{path.name} is damaged or does not belong to {card_path.name}: its SHA-256 differs from the card's."
+        )
     from safetensors.torch import load as load_tensors
 
     try:
@@ -121,7 +127,9 @@ def _fill(network: Lepard, tensors: dict[str, Tensor], origin: str) -> None:
     wanted = network.state_dict()
     for name in sorted(set(wanted) | set(tensors)):
         if name not in tensors or name not in wanted:
-            raise InputError(f"{origin} {'lacks' if name in wanted else 'has an unknown'} tensor {name}: wrong sizes or file.")
+            raise InputError(
+                f"{origin} {'lacks' if name in wanted else 'has an unknown'} tensor {name}: wrong sizes or file."
+            )
         if tensors[name].shape != wanted[name].shape:
             found, expected = list(tensors[name].shape), list(wanted[name].shape)
             raise InputError(f"{origin}: tensor {name} has shape {found}, the card wants {expected}.")
@@ -163,7 +171,9 @@ def read_official(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         raise InputError(f"there is no checkpoint {name}: check the path.") from None
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{name} is not a checkpoint of plain tensors, and nothing in it was run ({reason}).") from error
+        raise InputError(
+            f"{name} is not a checkpoint of plain tensors, and nothing in it was run ({reason})."
+        ) from error
     tensors = checkpoint.get("state_dict") if isinstance(checkpoint, dict) else None
     if not isinstance(tensors, dict) or not all(isinstance(v, Tensor) for v in tensors.values()):
         raise InputError(f"{name} holds no 'state_dict' of tensors: it is not an authors' checkpoint.")
@@ -180,7 +190,12 @@ def rename_official(tensors: dict[str, Tensor], config: LepardConfig) -> dict[st
         parts = name.removeprefix("module.").split(".")
         if parts[:2] == ["backbone", "encoder_blocks"] and parts[2].isdigit() and int(parts[2]) in places:
             place = places[int(parts[2])]
-            parts = ["backbone", place, *(["convolution"] if "KPConv" in parts and "stages" in place else []), *parts[3:]]
+            parts = [
+                "backbone",
+                place,
+                *(["convolution"] if "KPConv" in parts and "stages" in place else []),
+                *parts[3:],
+            ]
         elif parts[:2] == ["backbone", "decoder_blocks"]:
             parts = ["backbone", "decoder", str(len(config.neighbour_limits) - 2), *parts[3:]]
         elif parts[0] == "coarse_transformer":

@@ -1,0 +1,364 @@
+"""The public API of the core: encode clouds once, match them, register or warp one onto another."""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lepard_ros.cloud.grid import grid_subsample
+from lepard_ros.cloud.pyramid import build_pyramid
+from lepard_ros.errors import InputError
+from lepard_ros.network.fine import group_points, owner_of_fine
+from lepard_ros.network.lepard import Lepard, pad_clouds
+from lepard_ros.network.matching import select_matches
+from lepard_ros.network.weights import Card, load
+from lepard_ros.registration.rigid import RigidSettings, register_matches
+from lepard_ros.registration.types import Matches, Registration, Status, Surface
+
+if TYPE_CHECKING:
+    from lepard_ros.registration.nonrigid import NonRigidSettings
+    from lepard_ros.registration.warp import Warp
+
+PointsLike = NDArray[np.floating] | Tensor
+# A cloud on the network's grid has at most this many points; of a larger one, those nearest to the sensor are kept.
+MAX_POINTS = 40_000
+# The origin is taken for the sensor's place unless the whole cloud is further away than this, in metres.
+MAX_RANGE = 30.0
+# Clouds whose centre is further from the origin than this (metres) are moved to it: float32 would round their points.
+FAR = 500.0
+
+
+@dataclass(frozen=True)
+class EncodedCloud:
+    """A cloud that the network has seen, ready to be matched again and again.
+
+    surface: the cloud on the network's grid, with normals, in the cloud's frame less `offset` (3,) metres,
+    which is zero but for clouds far from their origin. Tensors: coarse points and normals (n, 3), features (n, d);
+    fine features (N, c) and the fine points of each coarse one, patches (n, P), both None without fine matching.
+    """
+
+    surface: Surface
+    offset: NDArray[np.float64]
+    points: Tensor
+    normals: Tensor
+    features: Tensor
+    fine_features: Tensor | None
+    patches: Tensor | None
+    weights_id: str
+    seconds: float = 0.0
+
+    def __len__(self) -> int:
+        """How many coarse points there are."""
+        return len(self.points)
+
+    @property
+    def coarse_points(self) -> NDArray[np.float64]:
+        """The matched points, (n, 3) metres in the cloud's frame."""
+        return self.points.cpu().numpy().astype(np.float64) + self.offset
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by arrays and tensors."""
+        tensors = [
+            t for t in (self.points, self.normals, self.features, self.fine_features, self.patches) if t is not None
+        ]
+        surface = self.surface.points.nbytes + self.surface.normals.nbytes
+        return sum(t.element_size() * t.nelement() for t in tensors) + surface
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """As plain arrays, to be stored in a map."""
+        tensors = {"points": self.points, "normals": self.normals, "features": self.features}
+        optional = {"fine_features": self.fine_features, "patches": self.patches}
+        tensors |= {name: value for name, value in optional.items() if value is not None}
+        arrays: dict[str, NDArray[Any]] = {name: value.cpu().numpy() for name, value in tensors.items()}
+        surface = self.surface
+        arrays |= {
+            "surface_points": surface.points,
+            "surface_normals": surface.normals,
+            "viewpoint": surface.viewpoint,
+        }
+        arrays |= {"offset": self.offset, "spacing": np.float64(surface.spacing)}
+        return arrays | {"weights_id": np.frombuffer(self.weights_id.encode(), dtype=np.uint8)}
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, NDArray[Any]], device: str | torch.device = "cpu") -> "EncodedCloud":
+        """From what `to_arrays` gave."""
+        try:
+            surface = Surface(
+                arrays["surface_points"], arrays["surface_normals"], float(arrays["spacing"]), arrays["viewpoint"]
+            )
+            needed = [torch.from_numpy(np.array(arrays[name])).to(device) for name in ("points", "normals", "features")]
+            rest = [
+                torch.from_numpy(np.array(arrays[name])).to(device) if name in arrays else None
+                for name in ("fine_features", "patches")
+            ]
+            weights_id = bytes(arrays["weights_id"]).decode()
+            return cls(surface, arrays["offset"], *needed, *rest, weights_id=weights_id)  # type: ignore[arg-type]
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"these arrays are not an encoded cloud ({error}): encode the cloud again.") from error
+
+
+@dataclass(frozen=True)
+class MatcherSettings:
+    """Choices at run time: how many coarse and fine matches are kept, and how a motion is found from them."""
+
+    coarse_matches: int = 256
+    fine_matches: int = 1500
+    fine_confidence: float = 0.05
+    rigid: RigidSettings = field(default_factory=RigidSettings)
+
+
+class Matcher:
+    """Matches point clouds with a Lepard network. Not to be shared between threads."""
+
+    def __init__(
+        self, network: Lepard, card: Card, device: str = "auto", settings: MatcherSettings | None = None
+    ) -> None:
+        """network and card as `network.weights.load` gives them; device: auto, cpu, cuda or cuda:i."""
+        self.device = choose_device(device)
+        self.network = network.to(self.device).eval()
+        self.card, self.config = card, network.config
+        self.settings = settings or MatcherSettings()
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str | os.PathLike[str] = "rigid", device: str = "auto", settings: MatcherSettings | None = None
+    ) -> "Matcher":
+        """A matcher with shipped weights ("rigid", "deformable") or those of a .safetensors file."""
+        network, card = load(name)
+        return cls(network, card, device, settings)
+
+    @property
+    def weights_id(self) -> str:
+        """The SHA-256 of the weights: encoded clouds of other weights cannot be compared."""
+        return self.card.sha256
+
+    def warm_up(self) -> None:
+        """Run once on a small made-up cloud, so that the first real one is not slower than the others."""
+        side = torch.linspace(0, 20 * self.config.grid, 40)
+        x, y = torch.meshgrid(side, side, indexing="ij")
+        points = torch.stack([x, y, 1 + 0.2 * (9 * x).sin()], dim=-1).reshape(-1, 3)
+        cloud = self.encode(points)
+        self.match(cloud, cloud)
+
+    @torch.no_grad()
+    def encode(self, points: PointsLike, viewpoint: PointsLike | None = None) -> EncodedCloud:
+        """Describe a cloud once.
+
+        points: (N, 3) metres; rows that are not finite are left out. viewpoint: (3,), where the sensor stood in the
+        cloud's frame (the origin, unless the whole cloud is far from it).
+        A cloud with fewer than 3 points gives an encoded cloud of length 0, which matches nothing.
+        """
+        started = time.perf_counter()
+        points = checked_points(points)
+        offset = far_offset(points)
+        place = choose_viewpoint(points, viewpoint) - offset
+        local = torch.from_numpy((points - offset if offset.any() else points).astype(np.float32)).to(self.device)
+        eye = torch.from_numpy(place.astype(np.float32)).to(self.device)
+        if len(local) < 3:
+            return self._empty(offset, place)
+        grid = nearest_points(grid_subsample(local, self.config.grid)[0], eye, MAX_POINTS)
+        pyramid = build_pyramid(grid, self.config.pyramid, eye, gridded=True)
+        with torch.autocast(self.device.type, enabled=self.device.type == "cuda"):
+            features, fine = self.network.encode(pyramid)
+        patches = None
+        if fine is not None:
+            patches = group_points(owner_of_fine(pyramid), len(features), self.config.patch_points).index
+        normals = pyramid.normals or [torch.zeros_like(level) for level in pyramid.points]
+        surface = Surface(
+            pyramid.points[0].cpu().numpy().astype(np.float64), normals[0].cpu().numpy().astype(np.float64),
+            self.config.grid, place,
+        )  # fmt: skip
+        coarse = pyramid.points[2], normals[2], features.float()
+        seconds = time.perf_counter() - started
+        return EncodedCloud(
+            surface, offset, *coarse, None if fine is None else fine.float(), patches, self.weights_id, seconds
+        )
+
+    def match(self, source: PointsLike | EncodedCloud, target: PointsLike | EncodedCloud) -> Matches:
+        """The points of the source that the network sees in the target, most confident first."""
+        return self.match_many(source, [target])[0]
+
+    @torch.no_grad()
+    def match_many(
+        self, source: PointsLike | EncodedCloud, targets: Sequence[PointsLike | EncodedCloud]
+    ) -> list[Matches]:
+        """Match one cloud against several in one batch."""
+        cloud = self._encoded(source)
+        others = [self._encoded(target) for target in targets]
+        usable = [other for other in others if len(cloud) and len(other)]
+        if not usable:
+            return [no_matches() for _ in others]
+        sources = pad_clouds(*([getattr(cloud, name)] * len(usable) for name in ("features", "points", "normals")))
+        padded = pad_clouds(*([getattr(other, name) for other in usable] for name in ("features", "points", "normals")))
+        with torch.autocast(self.device.type, enabled=self.device.type == "cuda"):
+            confidence = self.network.match(sources, padded).confidence.float()
+        found = iter(confidence)
+        return [
+            self._matches(cloud, other, next(found)[: len(cloud), : len(other)])
+            if len(cloud) and len(other)
+            else no_matches()
+            for other in others
+        ]
+
+    def register(self, source: PointsLike | EncodedCloud, target: PointsLike | EncodedCloud) -> Registration:
+        """The rigid motion that takes the source to the target; rejected (transform None) unless it can be trusted."""
+        return self.register_many(source, [target])[0]
+
+    def register_many(
+        self, source: PointsLike | EncodedCloud, targets: Sequence[PointsLike | EncodedCloud]
+    ) -> list[Registration]:
+        """Register one cloud to each of several."""
+        fresh = [not isinstance(cloud, EncodedCloud) for cloud in (source, *targets)]
+        cloud, others = self._encoded(source), [self._encoded(target) for target in targets]
+        encoding = sum(c.seconds for c, new in zip((cloud, *others), fresh, strict=True) if new)
+        started = time.perf_counter()
+        many = self.match_many(cloud, others)
+        seconds = {"encode": encoding, "match": time.perf_counter() - started}
+        return [self._register(cloud, other, matches, seconds) for other, matches in zip(others, many, strict=True)]
+
+    def warp(self, source: PointsLike, target: PointsLike, settings: "NonRigidSettings | None" = None) -> "Warp":
+        """The non-rigid warp of the source's surface onto the target. source, target: (N, 3), or organised (H, W, 3)."""
+        from lepard_ros.registration.nonrigid import warp_from_matches
+
+        flat = [
+            checked_points(np.asarray(cloud).reshape(-1, 3) if np.ndim(cloud) == 3 else cloud)
+            for cloud in (source, target)
+        ]
+        matches = self.match(*flat)
+        return warp_from_matches(np.asarray(source), np.asarray(target), matches, settings)
+
+    def _register(
+        self, source: EncodedCloud, target: EncodedCloud, matches: Matches, seconds: dict[str, float]
+    ) -> Registration:
+        """Estimate in the clouds' local frames, then put their offsets back."""
+        if not len(source) or not len(target):
+            return Registration(None, Status.TOO_FEW_POINTS, matches, np.zeros(0, dtype=bool), seconds=seconds)
+        local = Matches(matches.source - source.offset, matches.target - target.offset, matches.confidence)
+        result = register_matches(local, source.surface, target.surface, self.settings.rigid)
+        transform = result.transform
+        if transform is not None and (source.offset.any() or target.offset.any()):
+            transform = transform.copy()
+            transform[:3, 3] += target.offset - transform[:3, :3] @ source.offset
+        values = {**result.__dict__, "transform": transform, "matches": matches, "seconds": seconds | result.seconds}
+        return Registration(**values)
+
+    def _encoded(self, cloud: PointsLike | EncodedCloud) -> EncodedCloud:
+        if not isinstance(cloud, EncodedCloud):
+            return self.encode(cloud)
+        if cloud.weights_id != self.weights_id:
+            raise InputError("this cloud was encoded with other weights: encode it again with this matcher.")
+        return cloud
+
+    def _empty(self, offset: NDArray[np.float64], viewpoint: NDArray[np.float64]) -> EncodedCloud:
+        none = torch.zeros(0, 3, device=self.device)
+        surface = Surface(np.zeros((0, 3)), np.zeros((0, 3)), self.config.grid, viewpoint)
+        features = torch.zeros(0, self.config.feature_dim, device=self.device)
+        return EncodedCloud(surface, offset, none, none, features, None, None, self.weights_id)
+
+    def _matches(self, source: EncodedCloud, target: EncodedCloud, confidence: Tensor) -> Matches:
+        """Matches from the confidences (n, m) of one pair: of coarse points, or of the fine points inside them."""
+        index = select_matches(confidence[None], self.config.confidence_threshold, self.config.mutual)[:, 1:]
+        scores = confidence[index[:, 0], index[:, 1]]
+        if self.config.fine_dim and len(scores) > self.settings.coarse_matches:
+            chosen = scores.topk(self.settings.coarse_matches).indices
+            index, scores = index[chosen], scores[chosen]
+        if self.config.fine_dim and len(index):
+            x, y, scores = self._fine_points(source, target, index, scores)
+        else:
+            x, y = source.points[index[:, 0]], target.points[index[:, 1]]
+        order = scores.argsort(descending=True, stable=True)[: self.settings.fine_matches]
+        x, y, scores = (value[order].cpu().numpy().astype(np.float64) for value in (x, y, scores))
+        return Matches(x + source.offset, y + target.offset, scores)
+
+    def _fine_points(
+        self, source: EncodedCloud, target: EncodedCloud, index: Tensor, scores: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Fine matches inside the coarse ones (K, 2): points (M, 3), (M, 3) and confidences (M,)."""
+        assert source.patches is not None and target.patches is not None and self.network.fine_matching is not None
+        assert source.fine_features is not None and target.fine_features is not None
+        rows, columns = source.patches[index[:, 0]], target.patches[index[:, 1]]
+        x, y = (
+            torch.nn.functional.pad(cloud.fine_features, (0, 0, 0, 1))[places]  # type: ignore[arg-type]
+            for cloud, places in ((source, rows), (target, columns))
+        )
+        x_valid, y_valid = rows < len(source.fine_features), columns < len(target.fine_features)
+        table = self.network.fine_matching(x, y, x_valid, y_valid)[:, :-1, :-1].exp()
+        chosen = select_matches(table, self.settings.fine_confidence, mutual=True)
+        patch, a, b = chosen.T
+        confidence = table[patch, a, b].sqrt() * scores[patch]
+        points_x = torch.from_numpy(source.surface.points).to(self.device, torch.float32)
+        points_y = torch.from_numpy(target.surface.points).to(self.device, torch.float32)
+        return points_x[rows[patch, a]], points_y[columns[patch, b]], confidence
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a name: auto takes CUDA where it is."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"device {name!r} is not known: use auto, cpu, cuda or cuda:0.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"device {name!r} is not supported: use auto, cpu, cuda or cuda:0.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InputError(
+            f"device {name!r} was asked for, but this machine has {torch.cuda.device_count()} CUDA devices: use cpu."
+        )
+    return device
+
+
+def checked_points(points: PointsLike) -> NDArray[np.floating]:
+    """The finite rows of a cloud (N, 3) as an array; anything else raises."""
+    if isinstance(points, Tensor):
+        points = points.detach().cpu().numpy()
+    if not isinstance(points, np.ndarray):
+        raise TypeError(
+            f"a cloud must be a numpy array or a torch tensor of shape (N, 3), not {type(points).__name__}."
+        )
+    if points.ndim != 2 or points.shape[1] != 3:
+        raise InputError(f"a cloud must have shape (N, 3), not {points.shape}.")
+    if not np.issubdtype(points.dtype, np.floating):
+        raise TypeError(f"a cloud must hold floating point metres, not {points.dtype}: convert it with .astype(float).")
+    finite = np.isfinite(points).all(axis=1)
+    return points if finite.all() else points[finite]
+
+
+def far_offset(points: NDArray[np.floating]) -> NDArray[np.float64]:
+    """What to subtract so that float32 keeps millimetres: zero for clouds near their origin."""
+    if len(points) == 0:
+        return np.zeros(3)
+    centre = np.median(points[:: max(1, len(points) // 10_000)], axis=0).astype(np.float64)
+    return np.round(centre) if np.abs(centre).max() > FAR else np.zeros(3)
+
+
+def choose_viewpoint(points: NDArray[np.floating], viewpoint: PointsLike | None) -> NDArray[np.float64]:
+    """Where normals look: the given place, else the origin, else (a cloud far from it) the middle of the cloud."""
+    if viewpoint is not None:
+        place = np.asarray(viewpoint, dtype=np.float64).reshape(-1)
+        if place.shape != (3,) or not np.isfinite(place).all():
+            raise InputError("the viewpoint must be three finite numbers in metres.")
+        return place
+    if len(points) and np.abs(points).max(axis=1).min() > MAX_RANGE:
+        return points.mean(axis=0, dtype=np.float64)
+    return np.zeros(3)
+
+
+def nearest_points(points: Tensor, place: Tensor, limit: int) -> Tensor:
+    """At most `limit` of the points (N, 3), those nearest to a place, in their order."""
+    if len(points) <= limit:
+        return points
+    keep = (points - place).norm(dim=1).topk(limit, largest=False).indices
+    return points[keep.sort().values]
+
+
+def no_matches() -> Matches:
+    """No matches at all."""
+    return Matches(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros(0))

@@ -1,34 +1,39 @@
 """Random body plans: people and apes, four-legged animals, centaurs, crawlers, snakes, hands."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from lepard_ros.learning.creatures import BodyPlan, Vector
 from lepard_ros.learning.skinning import Floats
 
-SPINE = ((-20, 35), (-25, 25), (-20, 20))
+SPINE = ((-30, 45), (-30, 30), (-25, 25))
 NECK = ((-35, 40), (-50, 50), (-25, 25))
 SHOULDER = ((-60, 60), (-100, 35), (-80, 75))
 ELBOW = ((-40, 40), (-135, 0), (0, 0))
 WRIST = ((-30, 30), (-30, 30), (-50, 50))
 HIP = ((-115, 35), (-30, 30), (-10, 55))
-KNEE = ((0, 130), (0, 0), (0, 0))
+KNEE = ((0, 140), (0, 0), (0, 0))
 ANKLE = ((-25, 35), (-15, 15), (-10, 10))
 TAIL = ((-35, 35), (-35, 35), (-10, 10))
+
+
+def _vector(x: float, y: float, z: float) -> Floats:
+    """Left, up, forward, in metres."""
+    return np.array([x, y, z], float)
 
 
 def _limb(
     plan: BodyPlan,
     parent: int,
-    places: list[Floats],
-    radii: list[float],
-    limits: list[tuple],
-    natural: list[Vector],
+    places: Sequence[Floats],
+    radii: Sequence[float],
+    limits: Sequence[tuple],
+    natural: Sequence[Vector],
     mirrored: bool,
 ) -> int:
     """A chain of bones from place to place, each with a round cone of flesh; returns the last bone."""
-    for index, (turn, at_ease) in enumerate(zip(limits, natural)):
+    for index, (turn, at_ease) in enumerate(zip(limits, natural, strict=True)):
         parent = plan.add_bone(parent, places[index], turn, at_ease, mirrored)
         plan.add_part(parent, places[index], places[index + 1], radii[index], radii[index + 1])
     return parent
@@ -64,13 +69,17 @@ def _head(plan: BodyPlan, bone: int, centre: Floats, size: float, rng: np.random
             plan.add_part(bone, root, root + sign * side * 1.2 + 1.5 * up, size * 0.2, size * 0.12)
 
 
-def _arm(plan: BodyPlan, chest: int, shoulder: Floats, length: float, thick: float, rng: np.random.Generator, sign: int) -> None:
+def _arm(
+    plan: BodyPlan, chest: int, shoulder: Floats, length: float, thick: float, rng: np.random.Generator, sign: int
+) -> None:
     """An arm that points sideways at rest, with a mitten or fingers."""
     out = np.array([sign, 0.0, 0.0])
     elbow, wrist = shoulder + 0.30 * length * out, shoulder + 0.57 * length * out
     palm = wrist + 0.09 * length * out
     _limb(plan, chest, [shoulder, elbow], [0.058 * thick, 0.042 * thick], [SHOULDER], [(0, -15, -70)], sign < 0)
-    last = _limb(plan, len(plan.bones) - 1, [elbow, wrist], [0.044 * thick, 0.030 * thick], [ELBOW], [(0, -20, 0)], sign < 0)
+    last = _limb(
+        plan, len(plan.bones) - 1, [elbow, wrist], [0.044 * thick, 0.030 * thick], [ELBOW], [(0, -20, 0)], sign < 0
+    )
     hand = plan.add_bone(last, wrist, WRIST, (0, 0, 0), sign < 0)
     plan.add_part(hand, wrist, palm, 0.032 * thick, 0.040 * thick)
     spread, reach, fat = rng.uniform(0.02, 0.04), rng.uniform(0.07, 0.11) * length, rng.uniform(0.009, 0.014) * thick
@@ -80,7 +89,9 @@ def _arm(plan: BodyPlan, chest: int, shoulder: Floats, length: float, thick: flo
         plan.add_part(hand, palm + np.array([0, 0, 0.02 * finger]), tip, 1.2 * fat, fat)
 
 
-def _torso(plan: BodyPlan, root: int, hips: Floats, scale: float, bulk: float, rng: np.random.Generator) -> tuple[int, Floats]:
+def _torso(
+    plan: BodyPlan, root: int, hips: Floats, scale: float, bulk: float, rng: np.random.Generator
+) -> tuple[int, Floats]:
     """Belly, chest and shoulders on top of `hips`; returns the chest bone and the base of the neck."""
     up, forward = np.array([0, scale, 0]), np.array([0, 0, scale])
     side = np.array([scale, 0, 0])
@@ -89,12 +100,38 @@ def _torso(plan: BodyPlan, root: int, hips: Floats, scale: float, bulk: float, r
     upper = plan.add_bone(lower, hips + 0.24 * up, SPINE)
     for sign in (-1, 1):
         plan.add_part(root, hips + 0.07 * sign * side, hips + 0.05 * sign * side + 0.1 * up, 0.085 * bulk, waist)
-        plan.add_part(root, hips + 0.07 * sign * side - 0.05 * forward, hips + 0.07 * sign * side - 0.03 * up, 0.07 * bulk, 0.07 * bulk)
-        plan.add_part(lower, hips + 0.05 * sign * side + 0.1 * up, hips + 0.06 * sign * side + 0.26 * up, waist, 0.09 * bulk)
-        plan.add_part(upper, hips + 0.06 * sign * side + 0.26 * up, hips + 0.5 * broad * sign * side + 0.44 * up, 0.09 * bulk, 0.08 * bulk)
-        plan.add_part(upper, hips + 0.3 * broad * sign * side + 0.46 * up, hips + broad * sign * side + 0.47 * up, 0.06 * bulk, 0.055 * bulk)
+        plan.add_part(
+            root,
+            hips + 0.07 * sign * side - 0.05 * forward,
+            hips + 0.07 * sign * side - 0.03 * up,
+            0.07 * bulk,
+            0.07 * bulk,
+        )
+        plan.add_part(
+            lower, hips + 0.05 * sign * side + 0.1 * up, hips + 0.06 * sign * side + 0.26 * up, waist, 0.09 * bulk
+        )
+        plan.add_part(
+            upper,
+            hips + 0.06 * sign * side + 0.26 * up,
+            hips + 0.5 * broad * sign * side + 0.44 * up,
+            0.09 * bulk,
+            0.08 * bulk,
+        )
+        plan.add_part(
+            upper,
+            hips + 0.3 * broad * sign * side + 0.46 * up,
+            hips + broad * sign * side + 0.47 * up,
+            0.06 * bulk,
+            0.055 * bulk,
+        )
         bust = rng.uniform(0.0, 0.06)
-        plan.add_part(upper, hips + 0.06 * sign * side + 0.35 * up, hips + 0.08 * sign * side + 0.36 * up + (0.03 + bust) * forward, 0.07, 0.05)
+        plan.add_part(
+            upper,
+            hips + 0.06 * sign * side + 0.35 * up,
+            hips + 0.08 * sign * side + 0.36 * up + (0.03 + bust) * forward,
+            0.07,
+            0.05,
+        )
     plan.add_part(lower, hips + 0.1 * up, hips + 0.16 * up + (0.03 + belly) * forward, waist, waist)
     return upper, hips + 0.5 * up
 
@@ -123,13 +160,24 @@ def biped(rng: np.random.Generator) -> BodyPlan:
     root = plan.add_bone(-1, (0, height, 0), ((-25, 25), (-40, 40), (-15, 15)))
     for sign in (-1, 1):
         hip = np.array([sign * wide, height - 0.02, 0])
-        knee, ankle = hip + [sign * 0.03, -0.46 * height, 0.01], hip + [sign * 0.05, -0.90 * height, -0.02]
+        knee, ankle = (
+            hip + _vector(sign * 0.03, -0.46 * height, 0.01),
+            hip + _vector(sign * 0.05, -0.90 * height, -0.02),
+        )
         radii = [0.085 * thick, 0.055 * thick, 0.036 * thick]
         shin = _limb(plan, root, [hip, knee, ankle], radii, [HIP, KNEE], [(-5, 0, 3), (8, 0, 0)], sign < 0)
-        plan.add_part(shin, knee + [0, -0.12, -0.02], knee + [0, -0.25, -0.025], 0.05 * thick, 0.035 * thick)
+        plan.add_part(
+            shin, knee + _vector(0, -0.12, -0.02), knee + _vector(0, -0.25, -0.025), 0.05 * thick, 0.035 * thick
+        )
         foot = plan.add_bone(shin, ankle, ANKLE, (0, 0, 0), sign < 0)
-        sole = ankle + [0, -0.04 * thick, 0]
-        plan.add_part(foot, sole + [0, 0, -0.03], sole + [sign * 0.02, -0.005, 0.17 * rng.uniform(0.8, 1.3)], 0.036 * thick, 0.028 * thick)
+        sole = ankle + _vector(0, -0.04 * thick, 0)
+        plan.add_part(
+            foot,
+            sole + _vector(0, 0, -0.03),
+            sole + _vector(sign * 0.02, -0.005, 0.17 * rng.uniform(0.8, 1.3)),
+            0.036 * thick,
+            0.028 * thick,
+        )
     _upper_body(plan, root, np.array([0, height, 0]), rng)
     if rng.random() < 0.15:
         _tail(plan, root, np.array([0, height, -0.08]), np.array([0, -0.4, -1.0]), rng, rng.uniform(0.02, 0.06))
@@ -139,7 +187,11 @@ def biped(rng: np.random.Generator) -> BodyPlan:
 def _trunk(plan: BodyPlan, rng: np.random.Generator, height: float, length: float, girth: float) -> tuple[int, int]:
     """The body of a four-legged animal along z; returns the bones of the hips and of the shoulders."""
     fat, sag = girth * rng.uniform(0.9, 1.3), rng.uniform(0, 0.06)
-    back, middle, front = np.array([0, height, -length / 2]), np.array([0, height - sag, 0]), np.array([0, height + rng.uniform(-0.05, 0.08), length / 2])
+    back, middle, front = (
+        np.array([0, height, -length / 2]),
+        np.array([0, height - sag, 0]),
+        np.array([0, height + rng.uniform(-0.05, 0.08), length / 2]),
+    )
     root = plan.add_bone(-1, middle, ((-15, 15), (-40, 40), (-15, 15)))
     hips = plan.add_bone(root, middle * 0.6 + back * 0.4, SPINE)
     shoulders = plan.add_bone(root, middle * 0.6 + front * 0.4, SPINE)
@@ -152,16 +204,16 @@ def _trunk(plan: BodyPlan, rng: np.random.Generator, height: float, length: floa
 def _leg(plan: BodyPlan, bone: int, top: Floats, thick: float, rng: np.random.Generator, sign: int, hind: bool) -> None:
     """A four-legged animal's leg from `top` down to the ground, three segments and a paw or hoof."""
     bend, reach = (0.10 if hind else -0.04) * rng.uniform(0.5, 1.5), top[1]
-    knee = top + [sign * 0.01, -0.42 * reach, bend]
-    hock = top + [sign * 0.02, -0.68 * reach, -0.9 * bend]
-    toe = top + [sign * 0.02, -0.95 * reach, -0.5 * bend]
-    limits = [((-55, 50), (-12, 12), (-8, 25)), ((-30, 80), (0, 0), (0, 0)), ((-75, 30), (0, 0), (0, 0))]
+    knee = top + _vector(sign * 0.01, -0.42 * reach, bend)
+    hock = top + _vector(sign * 0.02, -0.68 * reach, -0.9 * bend)
+    toe = top + _vector(sign * 0.02, -0.95 * reach, -0.5 * bend)
+    limits = [((-75, 60), (-15, 15), (-8, 30)), ((-30, 80), (0, 0), (0, 0)), ((-75, 30), (0, 0), (0, 0))]
     if hind:
         limits[1:] = [((-45, 70), (0, 0), (0, 0)), ((-60, 45), (0, 0), (0, 0))]
     radii = [0.1 * thick, 0.055 * thick, 0.036 * thick, 0.032 * thick]
     last = _limb(plan, bone, [top, knee, hock, toe], radii, limits, [(0, 0, 0)] * 3, sign < 0)
     paw = plan.add_bone(last, toe, ANKLE, (0, 0, 0), sign < 0)
-    plan.add_part(paw, toe, toe + [0, -0.03 * reach, 0.05 * thick], 0.034 * thick, 0.034 * thick)
+    plan.add_part(paw, toe, toe + _vector(0, -0.03 * reach, 0.05 * thick), 0.034 * thick, 0.034 * thick)
 
 
 def _four_legs(plan: BodyPlan, rng: np.random.Generator) -> tuple[int, Floats, float]:
@@ -190,7 +242,7 @@ def quadruped(rng: np.random.Generator) -> BodyPlan:
     neck = _limb(plan, shoulders, places, [thick * 1.15, thick, thick * 0.85], [NECK, NECK], [(0, 0, 0)] * 2, False)
     size = rng.uniform(0.06, 0.11)
     head = plan.add_bone(neck, places[-1], NECK)
-    _head(plan, head, places[-1] + [0, 0.4 * size, 0.4 * size], size, rng, rng.uniform(0.2, 2.0))
+    _head(plan, head, places[-1] + _vector(0, 0.4 * size, 0.4 * size), size, rng, rng.uniform(0.2, 2.0))
     return plan
 
 
@@ -198,7 +250,7 @@ def centaur(rng: np.random.Generator) -> BodyPlan:
     """A four-legged body with a person's torso."""
     plan = BodyPlan(blend=rng.uniform(0.02, 0.05))
     shoulders, base, _ = _four_legs(plan, rng)
-    _upper_body(plan, shoulders, base + [0, 0.05, 0.02], rng)
+    _upper_body(plan, shoulders, base + _vector(0, 0.05, 0.02), rng)
     return plan
 
 
@@ -208,13 +260,18 @@ def crawler(rng: np.random.Generator) -> BodyPlan:
     root = plan.add_bone(-1, (0, 0.4, 0), ((-20, 20), (-40, 40), (-20, 20)))
     size = rng.uniform(0.08, 0.17)
     plan.add_part(root, (0, 0.4, -0.5 * size), (0, 0.42, 0.7 * size), size, size * rng.uniform(0.6, 1.0))
-    plan.add_part(root, (0, 0.42, -size), (0, 0.45, -2.2 * size), size * rng.uniform(0.3, 1.2), size * rng.uniform(0.2, 1.3))
+    plan.add_part(
+        root, (0, 0.42, -size), (0, 0.45, -2.2 * size), size * rng.uniform(0.3, 1.2), size * rng.uniform(0.2, 1.3)
+    )
     count, segments, length = int(rng.integers(4, 9)), int(rng.integers(2, 5)), rng.uniform(0.4, 0.75)
     turn = ((-40, 40), (-40, 40), (-40, 40))
     for angle in 2 * np.pi * (np.arange(count) + 0.5 + rng.uniform(-0.15, 0.15, count)) / count:
         out = np.array([np.sin(angle), 0.0, np.cos(angle)])
         lift = rng.uniform(-0.5, 0.4) * np.array([0, 1.0, 0])
-        places = [np.array([0, 0.4, 0]) + 0.7 * size * out + step * length * (out + lift) for step in np.linspace(0, 1, segments + 1)]
+        places = [
+            np.array([0, 0.4, 0]) + 0.7 * size * out + step * length * (out + lift)
+            for step in np.linspace(0, 1, segments + 1)
+        ]
         thick = rng.uniform(0.03, 0.06)
         radii = list(np.linspace(thick, thick * rng.uniform(0.3, 0.9), segments + 1))
         _limb(plan, root, places, radii, [turn] * segments, [(0, 0, 0)] * segments, False)
@@ -231,7 +288,7 @@ def snake(rng: np.random.Generator) -> BodyPlan:
     root = plan.add_bone(-1, places[0])
     turn = ((-30, 30), (-45, 45), (-15, 15))
     last = _limb(plan, root, places, radii, [turn] * count, [(0, 0, 0)] * count, False)
-    _head(plan, last, places[-1] + [0, 0, thick], thick * rng.uniform(0.9, 1.5), rng, rng.uniform(0.2, 1.5))
+    _head(plan, last, places[-1] + _vector(0, 0, thick), thick * rng.uniform(0.9, 1.5), rng, rng.uniform(0.2, 1.5))
     return plan
 
 
@@ -245,7 +302,7 @@ def hand(rng: np.random.Generator) -> BodyPlan:
     for x in np.linspace(-0.16, 0.16, 4):
         plan.add_part(palm, (0.6 * x, 0.05, 0), (x, 0.42, 0), 0.1 * fat, 0.075 * fat)
     lengths = rng.uniform(0.9, 1.1, 5) * [0.36, 0.46, 0.5, 0.46, 0.38]
-    for x, length in zip(np.linspace(-0.18, 0.18, 4), lengths[1:]):
+    for x, length in zip(np.linspace(-0.18, 0.18, 4), lengths[1:], strict=True):
         places = [np.array([x * (1.05 + 0.4 * s), 0.42 + size * length * s, 0]) for s in (0, 0.45, 0.75, 1.0)]
         limits = [((-10, 90), (0, 0), (-12, 12)), ((0, 100), (0, 0), (0, 0)), ((0, 70), (0, 0), (0, 0))]
         _limb(plan, palm, places, [0.07 * fat, 0.062 * fat, 0.056 * fat, 0.048 * fat], limits, [(5, 0, 0)] * 3, False)

@@ -15,7 +15,7 @@ class Deformation(NamedTuple):
     """How a thing is bent now; values may be mixed linearly, which gives a motion.
 
     amplitudes, phases: (W,) metres and radians of waves along z. curvature: 1 / metres, of a bend about an axis in the
-    xy plane that stands at right angles to `heading` radians. twist: radians per metre along y. taper: per metre along y.
+    xy plane that stands at right angles to `heading` radians. twist: radians per metre along y. taper: per metre, too.
     """
 
     amplitudes: Floats
@@ -28,7 +28,10 @@ class Deformation(NamedTuple):
 
 def blend_deformations(first: Deformation, second: Deformation, amount: float) -> Deformation:
     """The deformation between two: `first` at 0, `second` at 1."""
-    return Deformation(*((1 - amount) * start + amount * end for start, end in zip(first, second)))
+    mixed = [
+        (1 - amount) * np.asarray(start) + amount * np.asarray(end) for start, end in zip(first, second, strict=True)
+    ]
+    return Deformation(mixed[0], mixed[1], *(float(value) for value in mixed[2:]))
 
 
 def deform(points: Floats, waves: Floats, state: Deformation) -> Floats:
@@ -76,7 +79,9 @@ def sheet(rng: np.random.Generator) -> tuple[Floats, NDArray[np.int64]]:
     a, b, c, d = number[:-1, :-1], number[:-1, 1:], number[1:, 1:], number[1:, :-1]
     inside = _silhouette(rng, columns, rows)
     whole = inside[:-1, :-1] & inside[:-1, 1:] & inside[1:, 1:] & inside[1:, :-1]
-    triangles = np.concatenate([np.stack([a[whole], b[whole], c[whole]], 1), np.stack([a[whole], c[whole], d[whole]], 1)])
+    triangles = np.concatenate(
+        [np.stack([a[whole], b[whole], c[whole]], 1), np.stack([a[whole], c[whole], d[whole]], 1)]
+    )
     points = np.stack([columns.ravel() * width / 2, rows.ravel() * height / 2, np.zeros(rows.size)], axis=1)
     points[:, 2:] = rng.uniform(0.005, 0.03) * smooth_noise(points, rng, wavelength=rng.uniform(0.2, 0.5))
     used, joined = np.unique(triangles, return_inverse=True)
@@ -89,7 +94,8 @@ def _silhouette(rng: np.random.Generator, x: Floats, y: Floats) -> NDArray[np.bo
     shapes = [
         np.ones(x.shape, bool),
         x**2 + y**2 <= 1,
-        (np.abs(x) < cut) | ((y > 1 - 2 * neck - 0.2 * cut) & (y < 1.2 - 0.4 * np.abs(x))) & (np.hypot(x, y - 1) > neck),
+        (np.abs(x) < cut)
+        | ((y > 1 - 2 * neck - 0.2 * cut) & (y < 1.2 - 0.4 * np.abs(x))) & (np.hypot(x, y - 1) > neck),
         (y > cut) | (np.abs(x) > 0.12 + 0.1 * (cut - y)),
         (np.abs(x) < cut) | (np.abs(y) < cut * 0.8),
     ]

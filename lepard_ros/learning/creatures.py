@@ -20,7 +20,7 @@ CELLS = 120  # of the meshing grid along a body's longest side
 
 @dataclass(frozen=True)
 class Bone:
-    """A joint at `place` (metres, at rest) with its range of angles about x, y, z and its natural angles, in degrees."""
+    """A joint at `place` (metres, at rest) with its ranges of angles about x, y, z and its natural angles, degrees."""
 
     parent: int
     place: Floats
@@ -128,9 +128,9 @@ def part_distance(part: Part, points: Floats) -> Floats:
 
 
 def skin_weights(plan: BodyPlan, vertices: Floats) -> Floats:
-    """How much each bone carries each vertex (V, B): the nearest flesh wins, with a soft border to its parent and children.
+    """How much each bone carries each vertex (V, B): the nearest flesh wins, with a soft border to its kin.
 
-    Other bones get nothing, however near: fingers that lie side by side at rest must come apart.
+    Bones that are not its parent or children get nothing, however near: fingers side by side at rest must come apart.
     """
     distance = np.full((len(vertices), len(plan.bones)), np.inf)
     width = np.full(len(plan.bones), plan.blend)

@@ -3,18 +3,22 @@
 import argparse
 import multiprocessing
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from lepard_ros.errors import InputError
+from lepard_ros.learning.anime import read_anime, render_pairs, split_of
 from lepard_ros.learning.deformable_pairs import make_pair
 from lepard_ros.learning.fourdmatch import DeformablePair, save_pair
 from lepard_ros.learning.gltf import AnimatedModel, read_models
 from lepard_ros.learning.motions import HELD_OUT_MODELS, KINDS, random_motion
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 HELP = "Synthesise deformable pairs: creatures, people, hands, cloth, soft things (4DMatch format)."
 VALIDATION_SEEDS = 100
 ATTEMPTS = 5
@@ -22,23 +26,59 @@ ATTEMPTS = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    parser.add_argument("out", metavar="OUT", type=Path, help="folder for the pairs: OUT/{train,val}/<kind>/pair_<seed>.npz")
+    parser.add_argument(
+        "out", metavar="OUT", type=Path, help="folder for the pairs: OUT/{train,val}/<kind>/pair_<seed>.npz"
+    )
     parser.add_argument("--models", metavar="DIR", type=Path, help="folder of skinned glTF models to use as well")
-    parser.add_argument("--count", type=int, default=1000, help="how many pairs (default %(default)s)")
+    parser.add_argument(
+        "--anime",
+        metavar="DIR",
+        type=Path,
+        help="render DeformingThings4D animations (.anime) instead, as 4DMatch does",
+    )
+    parser.add_argument("--count", type=int, default=1000, help="how many pairs, with --anime of each animation (1000)")
     parser.add_argument("--first-seed", type=int, default=0, help=f"seeds below {VALIDATION_SEEDS} go to OUT/val")
     parser.add_argument("--processes", type=int, default=1, help="worker processes (default %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the pairs that are not there yet; the same seed and models always give the same pair."""
+    if args.count < 1 or args.first_seed < 0 or args.processes < 1:
+        raise InputError("--count and --processes must be at least 1 and --first-seed at least 0.")
+    if args.anime is not None:
+        return render_animations(args.anime, args.out, args.count, args.processes)
     models = load_models(args.models)
-    pending = [seed for seed in range(args.first_seed, args.first_seed + args.count) if not _done(args.out, seed, models)]
+    pending = [
+        seed for seed in range(args.first_seed, args.first_seed + args.count) if not _done(args.out, seed, models)
+    ]
     write = partial(write_pair, args.out, models=models)
     failed = 0
     for path in _progress(_map(write, pending, args.processes), len(pending)):
         failed += path is None
-    print(f"{len(pending) - failed} pairs written to {args.out}, {args.count - len(pending)} were there, {failed} gave no pair")
+    print(f"{len(pending) - failed} pairs written to {args.out}, {args.count - len(pending)} were there before")
+    if failed:
+        print(f"{failed} seeds gave no pair with an overlap in range")
     return 0
+
+
+def render_animations(folder: Path, out: Path, count: int, processes: int) -> int:
+    """Write `count` pairs of every .anime file below a folder to OUT/{train,val,4DMatch,4DLoMatch}/<animation>/."""
+    paths = sorted(folder.rglob("*.anime"))
+    if not paths:
+        raise InputError(f"{folder} holds no .anime files: give --anime the folder of DeformingThings4D.")
+    written = sum(_progress(_map(partial(_render_animation, out, count), paths, processes), len(paths)))
+    print(f"{written} pairs of {len(paths)} animations written to {out}")
+    return 0
+
+
+def _render_animation(out: Path, count: int, path: Path) -> int:
+    """Write the pairs of one animation; returns how many."""
+    animation = read_anime(path)
+    written = 0
+    for name, pair in render_pairs(animation, count):
+        save_pair(out / split_of(animation.name, pair) / animation.name / name, pair)
+        written += 1
+    return written
 
 
 def load_models(folder: Path | None) -> Sequence[AnimatedModel]:
@@ -68,7 +108,7 @@ def synthesise_pair(seed: int, models: Sequence[AnimatedModel] = ()) -> Deformab
     kind, model = choose_thing(seed, models)
     for attempt in range(ATTEMPTS):
         rng = np.random.default_rng([seed, 2, attempt])
-        pair = make_pair(random_motion(kind, rng, model), rng, overlap=rng.uniform(0.12, 0.98))
+        pair = make_pair(random_motion(kind, rng, model), rng, overlap=0.12 + 0.86 * rng.random() ** 0.75)
         if pair is not None:
             return pair
     return None
@@ -95,15 +135,17 @@ def _done(out: Path, seed: int, models: Sequence[AnimatedModel]) -> bool:
     return pair_path(out, seed, models).exists()
 
 
-def _map(function, seeds: list[int], processes: int):  # type: ignore[no-untyped-def]
+def _map(function: Callable[[Item], Result], items: list[Item], processes: int) -> Iterator[Result]:
+    """The function's results in any order, made by some processes."""
     if processes <= 1:
-        yield from map(function, seeds)
+        yield from map(function, items)
         return
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        yield from pool.imap_unordered(function, seeds)
+        yield from pool.imap_unordered(function, items)
 
 
-def _progress(results, total: int):  # type: ignore[no-untyped-def]
+def _progress(results: Iterator[Result], total: int) -> Iterable[Result]:
+    """The results behind a progress bar."""
     try:
         from tqdm import tqdm
     except ImportError as error:

@@ -1,6 +1,6 @@
 """Deformable pairs: a motion at two moments, each seen by a depth camera from its own place."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -11,21 +11,24 @@ from lepard_ros.cloud.depth import Camera, depth_to_points
 from lepard_ros.cloud.open3d import import_open3d
 from lepard_ros.learning.fourdmatch import OVERLAP_RADIUS, DeformablePair
 from lepard_ros.learning.motions import Motion
-from lepard_ros.learning.sensor import DepthSensor, View, observe, random_sensor
+from lepard_ros.learning.sensor import DepthSensor, View, observe
 from lepard_ros.learning.skinning import Floats, Ints
 
 GRID = 0.01  # metres, as in 4DMatch
+LARGEST_NOISE = 0.03  # metres
 METRIC_POINTS = 1000
 FEWEST_POINTS = 500
 LARGEST_CLOUD = 12_000
 CANDIDATE_CAMERAS = 12
+CLUTTER_CHANCE = 0.2
+NOISE_CHANCE = 0.55
 ATTEMPTS = 8
 NOT_HIT = 0xFFFFFFFF
 
 
 class Sight(NamedTuple):
     """What a perfect camera saw of a mesh: depth (H, W) metres, inf for nothing; triangle (H, W), -1 for nothing;
-    corners (H, W, 2), the weights of the triangle's second and third corner; cosine (H, W) of the angle of incidence."""
+    corners (H, W, 2), the weights of the triangle's second and third corner; cosine (H, W) of the incidence angle."""
 
     depth: Floats
     triangle: Ints
@@ -74,15 +77,16 @@ class RayScene:
         return distance > 1 - OVERLAP_RADIUS / np.linalg.norm(points - eye, axis=1)
 
 
-def make_pair(motion: Motion, rng: np.random.Generator, overlap: float) -> DeformablePair | None:
+def make_pair(motion: Motion, rng: np.random.Generator, overlap: float, clean: bool = False) -> DeformablePair | None:
     """Two moments of a motion seen from two places such that about `overlap` of the source is seen twice.
 
+    clean: as in 4DMatch, without clutter and without the faults of a sensor; else both appear in a part of the pairs.
     Returns None where no pair of views comes near: the overlap must end between 0.12 and 0.98.
     """
     for _ in range(ATTEMPTS):
-        moments = gather_scene(motion, rng)
+        moments = gather_scene(motion, rng, 0.0 if clean else CLUTTER_CHANCE)
         scenes = (RayScene(moments.before, moments.triangles), RayScene(moments.after, moments.triangles))
-        sensor, noisy = _random_camera(rng)
+        sensor, noisy = random_close_sensor(rng), not clean and rng.random() < NOISE_CHANCE
         poses = _choose_views(moments, scenes, sensor.camera, rng, overlap)
         pair = _observe_pair(moments, scenes, poses, sensor, noisy, rng)
         if pair is not None and 0.12 <= pair.overlap <= 0.98:
@@ -90,11 +94,11 @@ def make_pair(motion: Motion, rng: np.random.Generator, overlap: float) -> Defor
     return None
 
 
-def gather_scene(motion: Motion, rng: np.random.Generator) -> Moments:
-    """The motion's first and last moment, in one case of four with clutter around."""
+def gather_scene(motion: Motion, rng: np.random.Generator, clutter_chance: float) -> Moments:
+    """The motion's first and last moment, perhaps with clutter around."""
     before, after, triangles = motion.at(0.0), motion.at(1.0), np.asarray(motion.triangles)
     body = len(triangles)
-    if rng.random() < 0.25:
+    if rng.random() < clutter_chance:
         vertices, extra = clutter(rng, np.minimum(before.min(axis=0), after.min(axis=0)), before.max(axis=0))
         triangles = np.concatenate([triangles, extra + len(before)])
         before, after = np.concatenate([before, vertices]), np.concatenate([after, vertices])
@@ -115,7 +119,7 @@ def clutter(rng: np.random.Generator, low: Floats, high: Floats) -> tuple[Floats
         boxes.append((place, size, rng.uniform(0, np.pi)))
     parts = [_box(*box) for box in boxes]
     starts = np.cumsum([0] + [len(vertices) for vertices, _ in parts[:-1]])
-    faces = [triangles + start for (_, triangles), start in zip(parts, starts)]
+    faces = [triangles + start for (_, triangles), start in zip(parts, starts, strict=True)]
     return np.concatenate([vertices for vertices, _ in parts]), np.concatenate(faces)
 
 
@@ -128,17 +132,20 @@ def _box(centre: Floats, half: Floats, turn: float) -> tuple[Floats, Ints]:
     return centre + rotated, np.concatenate([quads[:, [0, 1, 2]], quads[:, [0, 2, 3]]])
 
 
-def _random_camera(rng: np.random.Generator) -> tuple[DepthSensor, bool]:
-    """A depth camera for things of a metre or two, and whether its faults show (else it only rounds to millimetres).
-
-    A close-range camera is several times finer than the room-scale one that the draw describes.
-    """
+def random_close_sensor(rng: np.random.Generator) -> DepthSensor:
+    """A depth camera for things of a metre or two: several times finer than one for rooms."""
     focal = rng.uniform(400, 580)
-    camera = Camera(480, 430, focal, focal, 239.5, 214.5)
-    coarse = random_sensor(rng, camera.width)
-    step, distortion = rng.uniform(0.0003, 0.0014), 0.35 * coarse.distortion
-    sensor = replace(coarse, camera=camera, near=0.25, far=6.0, step=step, distortion=distortion)
-    return sensor, bool(rng.random() < 0.55)
+    return DepthSensor(
+        Camera(480, 430, focal, focal, 239.5, 214.5),
+        near=0.25,
+        far=6.0,
+        step=rng.uniform(0.0003, 0.0014),
+        noise=rng.uniform(0.2, 0.7),
+        jitter=rng.uniform(0.2, 0.8),
+        distortion=tuple(rng.normal(0, rng.uniform(0.0003, 0.0025), 6)),
+        grazing=rng.uniform(0.06, 0.25),
+        edge=rng.uniform(0.02, 0.06),
+    )
 
 
 def look_at(eye: Floats, centre: Floats, roll: float) -> Floats:
@@ -154,9 +161,7 @@ def look_at(eye: Floats, centre: Floats, roll: float) -> Floats:
     return pose
 
 
-def random_view(
-    vertices: Floats, camera: Camera, rng: np.random.Generator, azimuth: float, elevation: float
-) -> Floats:
+def random_view(vertices: Floats, camera: Camera, rng: np.random.Generator, azimuth: float, elevation: float) -> Floats:
     """A camera's pose (4, 4) from which the vertices (V, 3) about fill the image."""
     centre = (vertices.min(axis=0) + vertices.max(axis=0)) / 2
     radius = float(np.linalg.norm(np.ptp(vertices, axis=0))) / 2
@@ -178,7 +183,7 @@ def _choose_views(
     sample = rng.choice(len(used), min(1500, len(used)), replace=False)
     seen = sample[scenes[0].sees(first[:3, 3], before[sample])]
     best, smallest = first, np.inf
-    for turn in rng.uniform(-1, 1, CANDIDATE_CAMERAS) * np.radians(120):
+    for turn in rng.uniform(-1, 1, CANDIDATE_CAMERAS) * np.radians(105):
         tilt = np.radians(rng.uniform(-15, 50))
         pose = random_view(after, camera, rng, azimuth + turn, tilt)
         share = float(scenes[1].sees(pose[:3, 3], after[seen]).mean()) if len(seen) else 0.0
@@ -196,25 +201,30 @@ def _observe_pair(
     rng: np.random.Generator,
 ) -> DeformablePair | None:
     """Both clouds with their truth, or None when a camera saw too little of the body."""
-    sights = [scene.look(sensor.camera, pose) for scene, pose in zip(scenes, poses)]
+    sights = [scene.look(sensor.camera, pose) for scene, pose in zip(scenes, poses, strict=True)]
     depths = [measure(sight, sensor, noisy, rng) for sight in sights]
-    if min(np.sum((depth > 0) & (sight.triangle < moments.body)) for depth, sight in zip(depths, sights)) < FEWEST_POINTS:
+    on_body = [np.sum((d > 0) & (s.triangle < moments.body)) for d, s in zip(depths, sights, strict=True)]
+    if min(on_body) < FEWEST_POINTS:
         return None
     seen = depths[0] > 0
     now, later = (at_hits(vertices, moments.triangles, sights[0], seen) for vertices in (moments.before, moments.after))
     flow = (later - now) @ poses[0][:3, :3]
-    source, flow = thin_out(depth_to_points(depths[0], sensor.camera)[seen], flow)
+    source, source_flow = thin_out(depth_to_points(depths[0], sensor.camera)[seen], flow)
     target, _ = thin_out(depth_to_points(depths[1], sensor.camera)[depths[1] > 0])
-    return assemble_pair(source, target, flow, np.linalg.inv(poses[1]) @ poses[0], rng)
+    return assemble_pair(source, target, source_flow, np.linalg.inv(poses[1]) @ poses[0], rng)
 
 
 def measure(sight: Sight, sensor: DepthSensor, noisy: bool, rng: np.random.Generator) -> Floats:
-    """The depth image (H, W) of a sight, metres, 0 where nothing was measured."""
+    """The depth image (H, W) of a sight, metres, 0 where nothing was measured; without noise rounded to millimetres.
+
+    Pixels that took their depth from another surface are left out: their truth would be that of the wrong one.
+    """
     if not noisy:
         return np.where(np.isfinite(sight.depth), np.round(sight.depth, 3), 0.0)
     view = View(sight.depth, np.empty(0), sight.cosine, np.minimum(sight.triangle, 0))
     measured = observe(rng, sensor, view, np.array([0.02]))
-    return np.where(sight.triangle >= 0, measured, 0.0)
+    own = np.abs(measured - sight.depth) < LARGEST_NOISE
+    return np.where(own & (sight.triangle >= 0), measured, 0.0)
 
 
 def at_hits(vertices: Floats, triangles: Ints, sight: Sight, seen: NDArray[np.bool_]) -> Floats:
@@ -255,5 +265,5 @@ def assemble_pair(
     both = np.flatnonzero(np.isfinite(distance))
     metric = rng.choice(len(source), min(METRIC_POINTS, len(source)), replace=False)
     matches = np.stack([both, nearest[both]], axis=1)
-    clouds = (array.astype(np.float32) for array in (source, target, flow))
-    return DeformablePair(*clouds, rotation, translation, matches, np.sort(metric))
+    source, target, flow = (array.astype(np.float32) for array in (source, target, flow))
+    return DeformablePair(source, target, flow, rotation, translation, matches, np.sort(metric))

@@ -68,7 +68,9 @@ def load_pair(path: str | Path) -> DeformablePair:
     except (OSError, ValueError, zipfile.BadZipFile, EOFError, AttributeError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{path.name} is not a readable .npz file ({error}): give one in the 4DMatch format.") from error
+        raise InputError(
+            f"{path.name} is not a readable .npz file ({error}): give one in the 4DMatch format."
+        ) from error
     return _checked_pair(arrays, path.name)
 
 

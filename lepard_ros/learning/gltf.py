@@ -134,7 +134,8 @@ def sample_channel(channel: Channel, time: float) -> Floats:
 
 def _glb_chunks(content: bytes) -> dict[int, bytes]:
     """The chunks of a binary glTF file by type."""
-    chunks, position = {}, 12
+    chunks: dict[int, bytes] = {}
+    position = 12
     while position + 8 <= len(content):
         length, kind = struct.unpack_from("<II", content, position)
         chunks.setdefault(kind, content[position + 8 : position + 8 + length])
@@ -266,9 +267,7 @@ def _read_clips(file: GltfFile, place: dict[int, int]) -> tuple[Clip, ...]:
     return tuple(clips)
 
 
-def _read_channel(
-    file: GltfFile, sampler: dict[str, Any], target: dict[str, Any], place: dict[int, int]
-) -> Channel:
+def _read_channel(file: GltfFile, sampler: dict[str, Any], target: dict[str, Any], place: dict[int, int]) -> Channel:
     times, values = file.array(sampler["input"]).astype(float), file.array(sampler["output"]).astype(float)
     mode = sampler.get("interpolation", "LINEAR")
     if mode == "CUBICSPLINE":  # in-tangent, value, out-tangent: the values alone are close enough between dense keys

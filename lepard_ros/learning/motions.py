@@ -115,7 +115,7 @@ def random_motion(
     kind: str, rng: np.random.Generator, model: AnimatedModel | None = None, keys: int = 2
 ) -> PlacedMotion:
     """A motion through `keys` random moments of a new random thing; `kind` as in KINDS, with the model for "model"."""
-    strength = rng.uniform(0.25, 1.0)
+    strength = 1.0 - 0.75 * rng.random() ** 1.5  # large motions are the harder and the more common case
     if kind == "model":
         if model is None:
             raise ValueError("the kind 'model' needs a model")
@@ -131,8 +131,8 @@ def body_motion(kind: str, rng: np.random.Generator, keys: int, strength: float)
     """A procedural body in `keys` poses, each `strength` of the way from the first one to another random one."""
     plan = PLANS[kind](rng)
     mesh = build_body(plan, rng, lumps=rng.uniform(0.0, 0.012))
-    first = random_pose(plan, rng, rng.uniform(0, 0.9))
-    others = [random_pose(plan, rng, rng.uniform(0.2, 1.0)) for _ in range(keys - 1)]
+    first = random_pose(plan, rng, rng.uniform(0.0, 1.0))
+    others = [random_pose(plan, rng, rng.uniform(0.5, 1.0)) for _ in range(keys - 1)]
     return PosedMotion(mesh, [first] + [blend_poses(first, other, strength) for other in others])
 
 
@@ -143,7 +143,10 @@ def boneless_motion(kind: str, rng: np.random.Generator, keys: int, strength: fl
     waves = rng.normal(size=(3, WAVES)) * np.linspace(3, 12, WAVES)
     states = [random_deformation(rng, WAVES, rng.uniform(0.1, 1), floppiness) for _ in range(keys)]
     return BentMotion(
-        vertices, triangles, waves, [states[0]] + [blend_deformations(states[0], other, strength) for other in states[1:]]
+        vertices,
+        triangles,
+        waves,
+        [states[0]] + [blend_deformations(states[0], other, strength) for other in states[1:]],
     )
 
 
@@ -151,17 +154,24 @@ def model_motion(model: AnimatedModel, rng: np.random.Generator, keys: int, stre
     """A glTF model in `keys` moments of its clips, with other proportions and a little extra bending."""
     mesh = _refined(model, int(rng.integers(0, 3)))
     lengths = rng.uniform(0.9, 1.12, (len(model.mesh.parents), 1))
-    one_clip = model.clips[rng.integers(len(model.clips))] if rng.random() < 0.4 else None
+    one_clip = model.clips[rng.integers(len(model.clips))] if rng.random() < 0.25 else None
     moments = []
     for _ in range(keys):
         clip = one_clip or model.clips[rng.integers(len(model.clips))]
         moments.append(model.pose(clip, rng.uniform(0, clip.duration)))
-    looseness = rng.uniform(0, 15) if rng.random() < 0.7 else 0.0
+    looseness = rng.uniform(0, 28) if rng.random() < 0.8 else 0.0
     turns = np.radians(looseness) * rng.normal(size=(keys, len(lengths), 3))
-    for share in (1.0, 0.3, 0.0):  # some skeletons tear when they are bent beyond their clips: then bend them less
+    for share in (
+        1.0,
+        0.5,
+        0.25,
+        0.0,
+    ):  # some skeletons tear when they are bent beyond their clips: then bend them less
         stretch = 1 + share * (lengths - 1)
         loose = [Rotation.from_rotvec(share * turn) for turn in turns]
-        poses = [turn_joints(p._replace(translation=p.translation * stretch), r) for p, r in zip(moments, loose)]
+        poses = [
+            turn_joints(p._replace(translation=p.translation * stretch), r) for p, r in zip(moments, loose, strict=True)
+        ]
         motion = PosedMotion(mesh, [poses[0]] + [blend_poses(poses[0], pose, strength) for pose in poses[1:]])
         if share == 0 or not _tears(motion):
             break
@@ -196,7 +206,11 @@ def place_motion(motion: Motion, rng: np.random.Generator, upright: bool) -> Pla
     size = 1.6 * np.clip(np.exp(rng.normal(0, 0.22)), 0.45, 1.5)
     stretch = size / np.linalg.norm(high - low) * rng.uniform(0.88, 1.14, 3)
     free = not upright or rng.random() < 0.1
-    tilt = Rotation.random(random_state=rng) if free else Rotation.from_euler("yxz", rng.normal(0, [90, 6, 6]), degrees=True)
+    tilt = (
+        Rotation.random(random_state=rng)
+        if free
+        else Rotation.from_euler("yxz", rng.normal(0, [90, 6, 6]), degrees=True)
+    )
     turn = np.radians(rng.normal(0, [10, 30, 10])) * (rng.random() < 0.6)
     shift = rng.normal(0, 0.12, 3) * (rng.random() < 0.6)
     return PlacedMotion(motion, (low + high) / 2, stretch, tilt, turn, shift)

@@ -89,16 +89,21 @@ def surface_of_field(field: Floats, origin: Floats, spacing: float) -> tuple[Flo
     number = np.full(counts.shape, -1)
     number[crossed] = np.arange(crossed.sum())
     vertices = origin + spacing * totals[crossed] / counts[crossed][:, None]
-    quads = np.concatenate([_edge_quads(number, axis, *crossings[axis]) for axis in range(3)])
+    quads = np.concatenate(
+        [_edge_quads(number, axis, ends, outwards) for axis, (ends, _, outwards) in enumerate(crossings)]
+    )
     return vertices, np.concatenate([quads[:, [0, 1, 2]], quads[:, [0, 2, 3]]])
 
 
 def _edge_crossings(field: Floats, axis: int) -> tuple[Ints, Floats, NDArray[np.bool_]]:
-    """Grid edges along `axis` that the surface crosses: their lower ends (E, 3), where (E,), and whether upwards is out."""
+    """Grid edges along `axis` that the surface crosses: lower ends (E, 3), where (E,), and whether upwards is out."""
     low = np.moveaxis(np.moveaxis(field, axis, 0)[:-1], 0, axis)
     high = np.moveaxis(np.moveaxis(field, axis, 0)[1:], 0, axis)
     ends = np.argwhere((low < 0) != (high < 0))
-    inside = np.all([(ends[:, other] > 0) & (ends[:, other] < field.shape[other] - 1) for other in range(3) if other != axis], axis=0)
+    inside = np.all(
+        [(ends[:, other] > 0) & (ends[:, other] < field.shape[other] - 1) for other in range(3) if other != axis],
+        axis=0,
+    )
     ends = ends[inside]
     below, above = low[tuple(ends.T)], high[tuple(ends.T)]
     return ends, below / (below - above), below < 0
@@ -112,8 +117,7 @@ def _cells_around(axis: int) -> Ints:
     return shifts
 
 
-def _edge_quads(number: Ints, axis: int, ends: Ints, share: Floats, outwards: NDArray[np.bool_]) -> Ints:
-    """The vertex numbers of the four cells around each crossed edge, turning so that the quad looks outwards: (E, 4)."""
-    del share
+def _edge_quads(number: Ints, axis: int, ends: Ints, outwards: NDArray[np.bool_]) -> Ints:
+    """The vertices of the four cells around each crossed edge, turning so that the quad looks outwards: (E, 4)."""
     quads = np.stack([number[tuple((ends - shift).T)] for shift in _cells_around(axis)], axis=1)
     return np.where(outwards[:, None], quads, quads[:, ::-1])

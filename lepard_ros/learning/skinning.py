@@ -1,8 +1,8 @@
 """Skeletons, poses, and meshes that follow them.
 
-A pose gives every joint a transform in its parent's frame. Chained along the skeleton it gives the joints' places in the
-world; a mesh follows its joints by linear blending (any transforms) or by dual quaternions (rigid ones: joints that bend
-far keep their thickness).
+A pose gives every joint a transform in its parent's frame. Chained along the skeleton it gives the joints' places in
+the world; a mesh follows its joints by linear blending (any transforms) or by dual quaternions (rigid ones: joints that
+bend far keep their thickness).
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Pose(NamedTuple):
 class SkinnedMesh:
     """A mesh tied to a skeleton.
 
-    vertices: (V, 3) in the bind pose. triangles: (T, 3). parents: (J,), a parent comes before its children, -1 for a root.
+    vertices: (V, 3) in the bind pose. triangles: (T, 3). parents: (J,), parents before children, -1 for a root.
     bones: (B,), which joint moves each column of `weights`. inverse_bind: (B, 4, 4), bind frame to the joint's frame.
     weights: (V, B), rows sum to one. rigid: the joints' transforms hold no scale, so dual quaternions apply.
     """

@@ -1,0 +1,99 @@
+"""Films of a moving creature with the truth of every point: for the deformable demo and the tracker's tests."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lepard_ros.cloud.depth import Camera, depth_to_points
+from lepard_ros.learning.deformable_pairs import RayScene, at_hits, look_at, measure, random_close_sensor
+from lepard_ros.learning.motions import PlacedMotion, random_motion
+from lepard_ros.learning.skinning import Floats
+
+FRAMES_PER_POSE = 25
+SWAY = np.radians(12.0)  # how far the camera walks around the creature to each side
+
+
+@dataclass(frozen=True)
+class CreatureSequence:
+    """Depth images of one moving thing from a camera that sways around it.
+
+    stamps: (F,) seconds. depths: (F, H, W) metres, 0 where nothing was measured. poses: (F, 4, 4), camera to world.
+    at_first: (F, H, W, 3), where each frame's points were at frame 0, in the camera's frame of frame 0.
+    first_now: (F, H, W, 3), where the points that frame 0 saw are at each frame, in that frame's camera frame.
+    Both truths are in metres, without noise, and NaN where nothing was measured.
+    """
+
+    camera: Camera
+    stamps: Floats
+    depths: NDArray[np.float32]
+    poses: Floats
+    at_first: NDArray[np.float32]
+    first_now: NDArray[np.float32]
+
+    def cloud(self, frame: int) -> NDArray[np.float32]:
+        """The organised cloud (H, W, 3) of a frame, metres, NaN where nothing was measured."""
+        return depth_to_points(self.depths[frame], self.camera)
+
+
+def creature_sequence(
+    seed: int, frames: int, *, kind: str = "biped", rate: float = 10.0, width: int = 320, noisy: bool = True
+) -> CreatureSequence:
+    """Film a random thing (a kind of motions.KINDS other than "model") for some frames. One seed, one film."""
+    rng = np.random.default_rng([seed, 3])
+    motion = random_motion(kind, rng, keys=max(2, 1 + frames // FRAMES_PER_POSE))
+    camera = Camera(width, width * 3 // 4, 0.95 * width, 0.95 * width, (width - 1) / 2, (width * 3 // 4 - 1) / 2)
+    times = np.linspace(0, 1, frames)
+    shapes = [motion.at(time) for time in times]
+    poses = _swaying_poses(motion, shapes, camera, times, rng)
+    depths, at_first, first_now = _film(motion, shapes, poses, camera, noisy, rng)
+    return CreatureSequence(camera, np.arange(frames) / rate, depths, poses, at_first, first_now)
+
+
+def _swaying_poses(
+    motion: PlacedMotion, shapes: list[Floats], camera: Camera, times: Floats, rng: np.random.Generator
+) -> Floats:
+    """Camera poses (F, 4, 4) on an arc from which the whole motion is seen, beginning before the creature's face."""
+    low, high = np.min([shape.min(axis=0) for shape in shapes], axis=0), np.max([s.max(axis=0) for s in shapes], axis=0)
+    centre, radius = (low + high) / 2, float(np.linalg.norm(high - low)) / 2
+    distance = 1.1 * radius * camera.fy / (camera.height / 2)
+    face = motion.tilt.apply([0.0, 0.0, 1.0])
+    start, cycles = np.arctan2(face[0], face[2]) + rng.uniform(-0.5, 0.5), rng.uniform(0.5, 1.0)
+    poses = []
+    for time in times:
+        azimuth, elevation = start + SWAY * np.sin(2 * np.pi * cycles * time), 0.2 + 0.1 * np.sin(2 * np.pi * time)
+        direction = np.array(
+            [np.sin(azimuth) * np.cos(elevation), np.sin(elevation), np.cos(azimuth) * np.cos(elevation)]
+        )
+        poses.append(look_at(centre + distance * direction, centre, 0.0))
+    return np.array(poses)
+
+
+def _film(
+    motion: PlacedMotion,
+    shapes: list[Floats],
+    poses: Floats,
+    camera: Camera,
+    noisy: bool,
+    rng: np.random.Generator,
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+    """Depths (F, H, W), and the truths at_first and first_now (F, H, W, 3) of CreatureSequence."""
+    sensor = replace(random_close_sensor(rng), camera=camera)
+    to_camera = np.linalg.inv(poses)
+    size = (len(shapes), camera.height, camera.width)
+    depths = np.zeros(size, np.float32)
+    at_first, first_now = np.full((*size, 3), np.nan, np.float32), np.full((*size, 3), np.nan, np.float32)
+    for frame, shape in enumerate(shapes):
+        sight = RayScene(shape, motion.triangles).look(camera, poses[frame])
+        depths[frame] = measure(sight, sensor, noisy, rng)
+        seen = depths[frame] > 0
+        if frame == 0:
+            first_sight, first_seen = sight, seen
+        at_first[frame][seen] = _moved(to_camera[0], at_hits(shapes[0], motion.triangles, sight, seen))
+        now = at_hits(shape, motion.triangles, first_sight, first_seen)
+        first_now[frame][first_seen] = _moved(to_camera[frame], now)
+    return depths, at_first, first_now
+
+
+def _moved(transform: Floats, points: Floats) -> Floats:
+    return points @ transform[:3, :3].T + transform[:3, 3]

@@ -2,7 +2,7 @@
 
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,21 +10,17 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lepard_ros.cloud.depth import Camera, depth_to_points
+from lepard_ros.cloud.depth import depth_to_points
 from lepard_ros.errors import InputError
 from lepard_ros.evaluation.metrics import overlap_ratio
+from lepard_ros.evaluation.recordings import Recording, open_recording
 
 FloatArray = NDArray[np.floating]
 
 COMPACT_UNIT = 0.00025  # metres per step of the int16 clouds
-DEPTH_UNIT = 1 / 5000  # metres per step of a TUM depth image
 OVERLAP_DISTANCE = 0.05  # metres, for pairs drawn from a sequence
 OVERLAP_BANDS = ((0.1, 0.3), (0.3, 0.6), (0.6, 1.01))
-TUM_CAMERAS = {
-    "freiburg1": Camera(640, 480, 517.3, 516.5, 318.6, 255.3),
-    "freiburg2": Camera(640, 480, 520.9, 521.0, 325.1, 249.7),
-    "freiburg3": Camera(640, 480, 535.4, 539.2, 320.1, 247.6),
-}
+DRAWN_PAIRS = 150  # of a sequence without a list of pairs
 
 
 @dataclass(frozen=True)
@@ -295,55 +291,57 @@ class UnrelatedScenes:
 
 
 class DepthSequence:
-    """A folder in TUM's style: depth images named by their stamp, poses, and maybe a list of pairs.
+    """A recording of a moving depth camera (TUM's or 7-Scenes' layout) with poses, and maybe a list of pairs.
 
-    Compact: `depth/<stamp>.png`, `camera.txt`, `poses.txt`, `pairs.txt`. Official: `depth.txt`, `groundtruth.txt`, a
-    folder named after its camera ("...freiburg1..."). More pairs than are listed are drawn evenly over three bands of
-    overlap, measured at 5 cm as the smaller of both directions.
+    `pairs.txt` has rows of target stamp, source stamp, overlap. More pairs than are listed are drawn evenly over three
+    bands of overlap, measured at 5 cm as the smaller of both directions.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.camera, self.unit = read_camera(folder)
-        self.poses = read_poses(folder)
+        recording = open_recording(str(folder))
+        assert isinstance(recording, Recording)
+        self.folder, self.recording = folder, recording
+        self.shots = {shot.path.stem: shot for shot in recording.shots if shot.pose is not None}
+        if len(self.shots) < 2:
+            raise InputError(f"{folder} has {len(self.shots)} depth images with a pose, but a pair needs two.")
 
     def pairs(self, count: int | None, seed: int) -> list[RigidPair]:
         """The listed pairs first, then drawn ones."""
         listed = self._listed()
-        if count is None or count <= len(listed):
+        if listed and (count is None or count <= len(listed)):
             return draw(listed, count, seed)
-        return listed + self._drawn(count - len(listed), seed, {(p.source, p.target) for p in listed})
+        wanted = (count or DRAWN_PAIRS) - len(listed)
+        return listed + self._drawn(wanted, seed, {(p.source, p.target) for p in listed})
 
     def cloud(self, key: str) -> NDArray[np.float32]:
-        """The points seen at the stamp `key`, in the camera's frame."""
-        depth = read_depth(self.folder / self._depth_file(key), self.unit)
-        if depth.shape != (self.camera.height, self.camera.width):
-            size = f"{self.camera.height} x {self.camera.width}"
-            raise InputError(f"the depth image {key} is {depth.shape}, but the camera's is {size}.")
-        points = depth_to_points(depth, self.camera).reshape(-1, 3)
+        """The points of the image named `key`, in the camera's frame."""
+        if key not in self.shots:
+            raise InputError(f"{self.folder} has no depth image {key} with a pose.")
+        frame = next(replace(self.recording, shots=(self.shots[key],)).frames())
+        points = depth_to_points(frame.depth, self.recording.camera).reshape(-1, 3)
         return points[np.isfinite(points[:, 0])]
 
     def motion(self, source: str, target: str) -> FloatArray:
         """The true motion (4, 4) from the source's frame to the target's."""
-        return np.linalg.inv(self.poses[target]) @ self.poses[source]
-
-    def _depth_file(self, key: str) -> str:
-        return _official_depth_files(self.folder).get(key, f"depth/{key}.png")
+        first, second = self.shots[source].pose, self.shots[target].pose
+        assert first is not None
+        assert second is not None
+        return np.linalg.inv(second) @ first
 
     def _listed(self) -> list[RigidPair]:
         path = self.folder / "pairs.txt"
-        rows = read_rows(path, 3) if path.is_file() else []
-        unknown = [stamp for row in rows for stamp in row[:2] if stamp not in self.poses]
+        rows = read_pair_list(path) if path.is_file() else []
+        unknown = [key for target, source, _ in rows for key in (target, source) if key not in self.shots]
         if unknown:
-            raise InputError(f"{path} names the stamp {unknown[0]}, for which there is no pose.")
-        return [self._pair(row[1], row[0], _number(row[2], path)) for row in rows]
+            raise InputError(f"{path} names {unknown[0]}, for which there is no depth image with a pose.")
+        return [self._pair(source, target, overlap) for target, source, overlap in rows]
 
     def _pair(self, source: str, target: str, overlap: float) -> RigidPair:
         return RigidPair(source, target, self.folder.name, self.motion(source, target), overlap)
 
     def _drawn(self, count: int, seed: int, taken: set[tuple[str, str]]) -> list[RigidPair]:
         """Pairs by rejection, until each band has its share or the tries run out."""
-        random, keys = np.random.default_rng(seed), sorted(self.poses)
+        random, keys = np.random.default_rng(seed), sorted(self.shots)
         room = [count // len(OVERLAP_BANDS) + (i < count % len(OVERLAP_BANDS)) for i in range(len(OVERLAP_BANDS))]
         found: list[RigidPair] = []
         for _ in range(200 * count):
@@ -352,10 +350,7 @@ class DepthSequence:
                 continue
             taken.add((source, target))
             overlap = self._overlap(source, target)
-            band = next(
-                (i for i, (low, high) in enumerate(OVERLAP_BANDS) if low <= overlap < high),
-                None,
-            )
+            band = next((i for i, (low, high) in enumerate(OVERLAP_BANDS) if low <= overlap < high), None)
             if band is not None and room[band] > 0:
                 room[band] -= 1
                 found.append(self._pair(source, target, overlap))
@@ -383,166 +378,36 @@ def _coarse_frame(sequence: DepthSequence, key: str) -> NDArray[np.float32]:
     return points[first]
 
 
-def read_rows(path: Path, columns: int) -> list[list[str]]:
-    """Rows of a text table with at least `columns` words; # starts a comment, commas count as spaces."""
+def read_pair_list(path: Path) -> list[tuple[str, str, float]]:
+    """Rows of target, source, overlap; # starts a comment."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read as text; {path.parent} holds {listing(path.parent)}.") from error
-    rows = [line.split("#")[0].replace(",", " ").split() for line in lines]
-    short = next((i for i, row in enumerate(rows) if row and len(row) < columns), None)
-    if short is not None:
-        raise InputError(f"line {short + 1} of {path} should have {columns} columns, but has {len(rows[short])}.")
-    return [row for row in rows if row]
-
-
-def _number(word: str, path: Path) -> float:
-    """A finite number of a text table."""
-    try:
-        value = float(word)
-    except ValueError:
-        value = float("nan")
-    if not np.isfinite(value):
-        raise InputError(f"{path} has {word!r} where a number should stand.")
-    return value
-
-
-def read_camera(folder: Path) -> tuple[Camera, float]:
-    """The camera and the metres per step of its depth images."""
-    path = folder / "camera.txt"
-    if not path.is_file():
-        known = next((TUM_CAMERAS[name] for name in TUM_CAMERAS if name in folder.name), None)
-        if known is None:
-            raise InputError(f"{folder} has no camera.txt (fx fy cx cy width height); it holds {listing(folder)}.")
-        return known, DEPTH_UNIT
-    words = [word for row in read_rows(path, 2) for word in row]
-    values = {key: _number(value, path) for key, value in zip(words[::2], words[1::2], strict=False)}
-    missing = [key for key in ("fx", "fy", "cx", "cy", "width", "height") if key not in values]
-    if missing:
-        raise InputError(f"{path} lacks {', '.join(missing)}.")
-    camera = Camera(
-        int(values["width"]),
-        int(values["height"]),
-        *(values[key] for key in ("fx", "fy", "cx", "cy")),
-    )
-    return camera, 1 / values.get("depth_scale", 1 / DEPTH_UNIT)
-
-
-def read_poses(folder: Path) -> dict[str, FloatArray]:
-    """Camera to world (4, 4) by stamp: `poses.txt`, or `groundtruth.txt` interpolated at the depth images' stamps."""
-    if (folder / "poses.txt").is_file():
-        stamps, motions = _trajectory(folder / "poses.txt")
-        return dict(zip(stamps, motions, strict=True))
-    path = folder / "groundtruth.txt"
-    if not path.is_file():
-        raise InputError(f"{folder} has neither poses.txt nor groundtruth.txt; it holds {listing(folder)}.")
-    stamps, motions = _trajectory(path)
-    return _interpolated(np.array(stamps, dtype=float), motions, list(_official_depth_files(folder)))
-
-
-def _trajectory(path: Path) -> tuple[list[str], FloatArray]:
-    """Stamps and poses (K, 4, 4) of rows `stamp tx ty tz qx qy qz qw`."""
-    from scipy.spatial.transform import Rotation
-
-    rows = read_rows(path, 8)
-    if not rows:
-        raise InputError(f"{path} holds no pose.")
-    values = np.array([[_number(word, path) for word in row[1:8]] for row in rows])
-    if np.any(np.linalg.norm(values[:, 3:], axis=1) < 1e-6):
-        raise InputError(f"{path} has a quaternion of length zero.")
-    poses = np.tile(np.eye(4), (len(rows), 1, 1))
-    poses[:, :3, :3], poses[:, :3, 3] = (
-        Rotation.from_quat(values[:, 3:]).as_matrix(),
-        values[:, :3],
-    )
-    return [row[0] for row in rows], poses
-
-
-def _interpolated(stamps: FloatArray, poses: FloatArray, wanted: list[str]) -> dict[str, FloatArray]:
-    """Poses at the wanted stamps that lie within the trajectory, with no gap over 0.1 s around them."""
-    from scipy.spatial.transform import Rotation, Slerp
-
-    slerp = Slerp(stamps, Rotation.from_matrix(poses[:, :3, :3]))
-    result = {}
-    for key in wanted:
-        after = int(np.searchsorted(stamps, float(key)))
-        if 0 < after < len(stamps) and stamps[after] - stamps[after - 1] < 0.1:
-            where = [np.interp(float(key), stamps, poses[:, axis, 3]) for axis in range(3)]
-            result[key] = motion(slerp(float(key)).as_matrix(), np.array(where))
-    return result
-
-
-@lru_cache(maxsize=8)
-def _official_depth_files(folder: Path) -> dict[str, str]:
-    """Stamp to file of `depth.txt`, or nothing where there is none."""
-    path = folder / "depth.txt"
-    return {row[0]: row[1] for row in read_rows(path, 2)} if path.is_file() else {}
-
-
-def read_depth(path: Path, unit: float) -> NDArray[np.float32]:
-    """A 16 bit depth image (H, W) in metres, 0 where nothing was seen."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(path) as image:
-            return np.asarray(image).astype(np.float32) * np.float32(unit)
-    except FileNotFoundError as error:
-        raise InputError(f"the depth image {path} is missing.") from error
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-        raise InputError(f"{path} is not a readable depth image ({error}).") from error
+        raise InputError(f"{path} cannot be read as text ({error}).") from error
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        words = line.split("#")[0].split()
+        if not words:
+            continue
+        try:
+            target, source, overlap = words[0], words[1], float(words[2])
+        except (IndexError, ValueError) as error:
+            raise InputError(f"line {number} of {path} should be: target stamp, source stamp, overlap.") from error
+        rows.append((target, source, overlap))
+    return rows
 
 
 # --- 4DMatch ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class DeformablePair:
-    """Two clouds of a moving body, metres, and where every source point truly went.
-
-    source: (N, 3). target: (M, 3). truth: (N, 3), the source's points in the target's frame.
-    matches: (K, 2) indices of points seen in both. metric: indices (L,) of the source points that NFMR is read at.
-    """
-
-    name: str
-    source: NDArray[np.float32]
-    target: NDArray[np.float32]
-    truth: NDArray[np.float32]
-    matches: NDArray[np.integer]
-    metric: NDArray[np.integer]
-    overlap: float
-
-
 def deformable_files(folder: Path) -> list[Path]:
-    """Every pair below the folder, in order."""
+    """Every npz pair below the folder, in order."""
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder; give the folder of the data set.")
     files = sorted(folder.rglob("*.npz"))
     if not files:
         raise InputError(f"{folder} has no npz pair below it; it holds {listing(folder)}.")
     return files
-
-
-def read_deformable(path: Path) -> DeformablePair:
-    """A pair in 4DMatch's format: R (s_pc + s2t_flow) + t lies on t_pc."""
-    arrays = load_npz(path, ())
-    needed = ("s_pc", "t_pc", "s2t_flow", "rot", "trans", "correspondences")
-    missing = [key for key in needed if key not in arrays]
-    if missing:
-        raise InputError(f"{path} lacks {', '.join(missing)} (found: {', '.join(arrays)}).")
-    source, target = (
-        as_cloud(arrays["s_pc"], f"s_pc of {path}"),
-        as_cloud(arrays["t_pc"], f"t_pc of {path}"),
-    )
-    flow = as_cloud(arrays["s2t_flow"], f"s2t_flow of {path}")
-    matches = np.asarray(arrays["correspondences"])
-    if len(flow) != len(source) or matches.ndim != 2 or matches.shape[1] != 2:
-        raise InputError(f"{path} has {len(source)} points, {len(flow)} flows, correspondences {matches.shape}.")
-    if len(matches) and (matches.min() < 0 or (matches.max(axis=0) >= (len(source), len(target))).any()):
-        raise InputError(f"{path} has correspondences beyond its points.")
-    truth = (source + flow) @ arrays["rot"].T + np.ravel(arrays["trans"])
-    seen = np.unique(matches[:, 0])
-    overlap = float(arrays.get("s_overlap_rate", len(seen) / max(1, len(source))))
-    metric = np.asarray(arrays.get("metric_index", seen)).astype(np.int64)
-    name = f"{path.parent.name}/{path.stem}"
-    return DeformablePair(name, source, target, truth.astype(np.float32), matches, metric, overlap)
 
 
 # --- choice ----------------------------------------------------------------------------------------------------------

@@ -220,6 +220,11 @@ class Probe:
             self._executor.spin_once(timeout_sec=0.1)
         return value
 
+    def until_heard(self, topic: str, number: int, seconds: float = 20.0) -> list[Any]:
+        """Wait until a topic brought this many messages since it was cleared; all of them."""
+        self.until(lambda: len(self.heard[topic]) >= number, seconds, f"for {number} of {topic}")
+        return self.heard[topic]
+
     def _last_words(self) -> str:
         return str({key: str(messages[-1])[:400] for key, messages in self.heard.items() if messages})
 

@@ -1,0 +1,87 @@
+"""The other way in: colcon builds the package against the ROS 2 of this environment, and the installed node runs."""
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import REPOSITORY
+from test_packaging import copy_sources
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace in which the package was built with colcon."""
+    if shutil.which("colcon") is None or importlib.util.find_spec("rosidl_adapter") is None:
+        pytest.skip("colcon or the message generators of ROS 2 are not installed")
+    folder = tmp_path_factory.mktemp("workspace")
+    copy_sources(folder / "src" / "lepard_ros")
+    prefixes = os.pathsep.join(filter(None, [os.environ.get("AMENT_PREFIX_PATH"), sys.prefix]))
+    cmake = REPOSITORY / "cmake" / "wheels.cmake"
+    options = [f"-DPython3_EXECUTABLE={sys.executable}", f"-DCMAKE_PROJECT_INCLUDE={cmake}", "-DBUILD_TESTING=OFF"]
+    result = subprocess.run(
+        ["colcon", "build", "--event-handlers", "console_direct+", "--cmake-args", *options],
+        cwd=folder,
+        env={**os.environ, "AMENT_PREFIX_PATH": prefixes, "CMAKE_PREFIX_PATH": prefixes},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    return folder
+
+
+def in_workspace(workspace: Path, command: str) -> list[str]:
+    """A command in a shell that has sourced the workspace."""
+    return ["bash", "-c", f". {workspace}/install/local_setup.bash && {command}"]
+
+
+def environment() -> dict[str, str]:
+    """Without the source tree on the path, so that the installed package is what runs."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+def test_the_installed_package_is_complete(workspace: Path) -> None:
+    code = "import lepard_ros.msg, lepard_ros.cli; print(lepard_ros.cli.__file__); print(lepard_ros.msg.__file__)"
+    command = in_workspace(workspace, f'{sys.executable} -c "{code}"')
+    result = subprocess.run(command, env=environment(), cwd=workspace, capture_output=True, text=True, check=True)
+    assert all(line.startswith(str(workspace / "install")) for line in result.stdout.split())
+    share = workspace / "install" / "lepard_ros" / "share" / "lepard_ros"
+    for folder in ("launch", "config"):
+        names = [path.name for path in (REPOSITORY / folder).iterdir() if path.name != "__pycache__"]
+        assert all((share / folder / name).is_file() for name in names)
+
+
+def test_the_installed_command_runs(workspace: Path) -> None:
+    command = in_workspace(workspace, "exec install/lepard_ros/lib/lepard_ros/lepard --version")
+    result = subprocess.run(command, env=environment(), cwd=workspace, capture_output=True, text=True, check=True)
+    assert result.stdout.startswith("lepard_ros ")
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_the_installed_node_runs_and_ends_cleanly(workspace: Path, stop: signal.Signals) -> None:
+    rclpy = pytest.importorskip("rclpy")
+    node = "exec install/lepard_ros/lib/lepard_ros/lepard_node --ros-args -p autostart:=false"
+    process = subprocess.Popen(in_workspace(workspace, node), env=environment(), cwd=workspace)
+    context = rclpy.Context()
+    rclpy.init(context=context)
+    watcher = rclpy.create_node("colcon_test_watcher", context=context)
+    try:
+        deadline = time.monotonic() + 60
+        while "lepard" not in watcher.get_node_names() and time.monotonic() < deadline:
+            assert process.poll() is None, f"the node ended with code {process.returncode}"
+            time.sleep(0.2)
+        assert "lepard" in watcher.get_node_names()
+        process.send_signal(stop)
+        assert process.wait(timeout=20) == 0
+    finally:
+        process.kill()
+        watcher.destroy_node()
+        rclpy.shutdown(context=context)

@@ -142,7 +142,7 @@ def random_close_sensor(rng: np.random.Generator) -> DepthSensor:
         step=rng.uniform(0.0003, 0.0014),
         noise=rng.uniform(0.2, 0.7),
         jitter=rng.uniform(0.2, 0.8),
-        distortion=tuple(rng.normal(0, rng.uniform(0.0003, 0.0025), 6)),
+        distortion=rng.normal(0, rng.uniform(0.0003, 0.0025), 6),
         grazing=rng.uniform(0.06, 0.25),
         edge=rng.uniform(0.02, 0.06),
     )

@@ -12,7 +12,7 @@ from lepard_ros.registration.types import FloatArray, Registration
 from lepard_ros.tracking.keyframes import Keyframe, KeyframeBuffer
 from lepard_ros.tracking.path import SensorPath
 from lepard_ros.tracking.pose_graph import Edge, PoseGraph
-from lepard_ros.tracking.poses import motion_between
+from lepard_ros.tracking.poses import motion_between, orthonormal
 from lepard_ros.tracking.prior import NO_MATCHES, align_from_guesses
 from lepard_ros.tracking.track import TrackerSettings
 
@@ -46,7 +46,7 @@ class KeyframeMap:
         """Add a keyframe that was registered to another one; says whether a loop was closed with it."""
         if registration.transform is None or registration.covariance is None:
             raise ValueError("a keyframe needs an accepted registration")
-        frame = self._add(cloud, stamp, seen_from.pose @ registration.transform, covariance)
+        frame = self._add(cloud, stamp, orthonormal(seen_from.pose @ registration.transform), covariance)
         self.graph.add(Edge(frame.id, seen_from.id, registration.transform, registration.covariance))
         edges = self._neighbour_edges(frame, seen_from)
         for edge in edges:
@@ -108,7 +108,7 @@ class KeyframeMap:
         corrected = self.graph.optimised(poses)
         covariances = self.graph.covariances(corrected)
         for frame in self.keyframes:
-            frame.pose = corrected[frame.id]
+            frame.pose = orthonormal(corrected[frame.id])
             frame.covariance = covariances.get(frame.id, frame.covariance)
 
     def _evict(self) -> None:

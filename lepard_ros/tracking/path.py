@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from lepard_ros.registration.kabsch import invert
 from lepard_ros.registration.types import FloatArray
 from lepard_ros.tracking.keyframes import Keyframe, KeyframeBuffer
+from lepard_ros.tracking.poses import orthonormal
 
 
 class Step(NamedTuple):
@@ -49,10 +50,10 @@ class SensorPath:
 
     def latest(self, keyframes: KeyframeBuffer, count: int) -> list[tuple[float, FloatArray]]:
         """The newest stamps and poses, newest first."""
-        return [(s.stamp, keyframes[s.keyframe_id].pose @ s.step) for s in self._steps[: -count - 1 : -1]]
+        return [(s.stamp, orthonormal(keyframes[s.keyframe_id].pose @ s.step)) for s in self._steps[: -count - 1 : -1]]
 
     def poses(self, keyframes: KeyframeBuffer) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Stamps (K,) and poses (K, 4, 4), oldest first, as the keyframes stand now."""
         stamps = np.array([s.stamp for s in self._steps], dtype=np.float64)
-        poses = np.array([keyframes[s.keyframe_id].pose @ s.step for s in self._steps], dtype=np.float64)
+        poses = np.array([orthonormal(keyframes[s.keyframe_id].pose @ s.step) for s in self._steps])
         return stamps, poses.reshape(-1, 4, 4)

@@ -22,6 +22,13 @@ def extrapolate(earlier: FloatArray, later: FloatArray, share: float) -> FloatAr
     return later @ ahead
 
 
+def orthonormal(pose: FloatArray) -> FloatArray:
+    """The pose with its rotation made exact again after many products."""
+    exact = np.array(pose, dtype=np.float64)
+    exact[:3, :3] = Rotation.from_matrix(exact[:3, :3]).as_matrix()
+    return exact
+
+
 def cross_matrix(vector: FloatArray) -> FloatArray:
     """The matrix of the cross product, (3,) -> (3, 3)."""
     x, y, z = vector

@@ -1,5 +1,7 @@
 """Alignment from a guess: what the motion so far suggests, put to the same test as what the matches suggest."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from lepard_ros.registration.acceptance import (
@@ -12,11 +14,15 @@ from lepard_ros.registration.acceptance import (
     quality,
 )
 from lepard_ros.registration.covariance import alignment_covariance
-from lepard_ros.registration.icp import align, sample, touch, tukey
+from lepard_ros.registration.icp import IcpSettings, align, sample, touch, tukey
 from lepard_ros.registration.rigid import RigidSettings
 from lepard_ros.registration.types import FloatArray, Matches, Registration, Status, Surface
 
 METHOD = "motion"
+# A guess may be this far from the truth (metres at the points), more than a match: the first steps look that far.
+GUESS_REACH = 0.25
+COARSE_POINTS = 600
+COARSE_ITERATIONS = 12
 NO_MATCHES = Matches(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros(0))
 
 
@@ -29,13 +35,19 @@ def align_from_guesses(
     """
     if min(len(source.points), len(target.points)) < settings.least_points:
         return _refused(Status.TOO_FEW_POINTS, matches)
-    few = sample(source, settings.verify_points)
-    motions, _ = align(few, target, guesses, settings.verify_iterations, settings.icp)
+    few = sample(source, COARSE_POINTS)
+    motions, _ = align(few, target, guesses, COARSE_ITERATIONS, _coarse(target.spacing, settings))
     if len(motions) > 1:
         motions = motions[[int(np.argmax(_qualities(source, target, motions, settings)))]]
     many = sample(source, settings.refine_points)
     motions, settled = align(many, target, motions, settings.refine_iterations, settings.icp)
     return _judged(source, target, motions, bool(settled[0]), matches, settings)
+
+
+def _coarse(spacing: float, settings: RigidSettings) -> IcpSettings:
+    """Steps that begin with a reach as wide as a guess may be wrong."""
+    widest = max(GUESS_REACH / spacing, settings.icp.first_reach)
+    return replace(settings.icp, first_reach=widest, last_reach=settings.icp.first_reach)
 
 
 def _judged(

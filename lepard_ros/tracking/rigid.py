@@ -260,7 +260,7 @@ class RigidTracker:
             stamp=stamp,
             state=self._state,
             reason=f"registered to keyframe {frame.id} ({motion.method})",
-            pose=frame.pose @ motion.transform,
+            pose=believed.pose,
             covariance=covariance,
             registration=motion,
             keyframe_id=frame.id,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from lepard_ros.registration.types import FloatArray, Registration
 from lepard_ros.tracking.keyframes import Keyframe
-from lepard_ros.tracking.poses import motion_between
+from lepard_ros.tracking.poses import motion_between, orthonormal
 
 # Two sightings within this of each other tell of one place.
 SAME_PLACE = 0.15  # metres
@@ -24,7 +24,7 @@ class Sighting:
     def pose(self) -> FloatArray | None:
         """The pose of the cloud in the map."""
         transform = self.registration.transform
-        return None if transform is None else self.keyframe.pose @ transform
+        return None if transform is None else orthonormal(self.keyframe.pose @ transform)
 
 
 def same_place(first: FloatArray, second: FloatArray) -> bool:

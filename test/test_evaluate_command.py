@@ -72,7 +72,8 @@ def test_an_interrupted_log_goes_on(data: Path, tmp_path: Path) -> None:
     log.write_text("".join(lines[:3]) + lines[3][:40])  # the power failed in the middle of a line
     again, resumed = run_pairs(task, log, progress=False)
     assert [pair.name for pair in again] == [pair.name for pair in pairs]
-    assert [record["transform"] for record in resumed] == [record["transform"] for record in records]
+    for first, second in zip(resumed, records, strict=True):
+        np.testing.assert_allclose(first["transform"], second["transform"], atol=1e-6)
     assert len(log.read_text().splitlines()) == 5
 
 
@@ -95,7 +96,7 @@ def test_unrelated_pairs_measure_false_accepts(data: Path, capsys) -> None:
     [
         (["3dmatch", "{data}", "--methods", "magic"], "unknown method magic"),
         (["3dlomatch", "{data}", "--methods", "icp"], "neither gt_3DLoMatch.npz"),
-        (["tum", "{data}", "--methods", "icp"], "camera.txt"),
+        (["tum", "{data}", "--methods", "icp"], "depth"),
         (["3dmatch", "{data}/nowhere", "--methods", "icp"], "not a folder"),
     ],
 )

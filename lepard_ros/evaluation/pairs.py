@@ -1,12 +1,7 @@
 """Run methods over the pairs of a set: in parallel, resumable, every result one line of JSON."""
 
-import json
 import math
-import os
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +12,12 @@ from lepard_ros.errors import InputError
 from lepard_ros.evaluation import metrics
 from lepard_ros.evaluation.methods import LEPARD, LepardMethod, Method, MethodResult, check_method_names, make_method
 from lepard_ros.evaluation.readers import PairSource, RigidPair, open_set
+from lepard_ros.evaluation.runner import Record, append_log, read_log, run_parallel, with_progress
 
 FloatArray = NDArray[np.floating]
-Record = dict[str, Any]
 
 INLIER_DISTANCE = 0.1  # metres: a right match, as in the paper
 RMSE_DISTANCE = 0.05  # metres: a source point has a true partner in the target
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(frozen=True)
@@ -47,17 +41,18 @@ def run_pairs(task: Task, log: Path | None = None, progress: bool = True) -> tup
     identities = {name: _identity(name) for name in task.methods}
     source = open_set(task.folder, task.set_name)
     pairs = _recorded_pairs(task, log) or _draw_and_record(task, source, log)
-    done = {_key(record): record for record in _read_log(log) if "method" in record}
+    done = {_key(record): record for record in read_log(log) if "method" in record}
     todo = [
         (name, pair)
         for name in task.methods
         for pair in pairs
         if (name, identities[name], pair.source, pair.target) not in done
     ]
-    for record in _shown(_results(task, source, todo), len(todo), progress):
+    results = run_parallel(_work, todo, task.jobs, _start_worker, (source,))
+    for record in with_progress(results, len(todo), progress):
         record["identity"] = identities[record["method"]]
         done[_key(record)] = record
-        _append(log, record)
+        append_log(log, record)
     return pairs, [done[(name, identities[name], pair.source, pair.target)] for name in task.methods for pair in pairs]
 
 
@@ -134,48 +129,19 @@ def _key(record: Record) -> tuple[str, str, str, str]:
     return record["method"], record["identity"], record["source"], record["target"]
 
 
-def _read_log(log: Path | None) -> list[Record]:
-    """The lines of the log. A last line cut off by an interrupted run is dropped: its pair runs again."""
-    if log is None or not log.exists():
-        return []
-    lines = log.read_text(encoding="utf-8").split("\n")
-    records = []
-    for number, line in enumerate(lines):
-        if not line:
-            continue
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            if number == len(lines) - 1:
-                break
-            raise InputError(f"line {number + 1} of {log} is not JSON; move the file away to start anew.") from error
-    return records
-
-
-def _append(log: Path | None, record: Record) -> None:
-    if log is None:
-        return
-    log.parent.mkdir(parents=True, exist_ok=True)
-    cut_off = log.exists() and log.stat().st_size > 0 and not log.read_bytes().endswith(b"\n")
-    if cut_off:
-        log.write_text("".join(log.read_text(encoding="utf-8").splitlines(keepends=True)[:-1]), encoding="utf-8")
-    with log.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
-
-
 def _draw_and_record(task: Task, source: PairSource, log: Path | None) -> list[RigidPair]:
     """Draw the pairs and write them down, so that a later run takes the very same."""
     pairs = source.pairs(task.count, task.seed)
     if not pairs:
         raise InputError(f"{task.folder} gives no pair of the set {task.set_name}.")
     header = {"set": task.set_name, "count": task.count, "seed": task.seed, "pairs": [_pair_json(p) for p in pairs]}
-    _append(log, header)
+    append_log(log, header)
     return pairs
 
 
 def _recorded_pairs(task: Task, log: Path | None) -> list[RigidPair]:
     """The pairs that an earlier run with the same set, count and seed wrote down."""
-    headers = [record for record in _read_log(log) if "pairs" in record]
+    headers = [record for record in read_log(log) if "pairs" in record]
     if any(header["set"] != task.set_name for header in headers):
         raise InputError(f"{log} holds results of the set {headers[0]['set']}: give another --json file.")
     same = [h for h in headers if (h["count"], h["seed"]) == (task.count, task.seed)]
@@ -211,35 +177,5 @@ def _start_worker(source: PairSource) -> None:
 def _work(job: tuple[str, RigidPair]) -> Record:
     name, pair = job
     if name not in _Worker.methods:
-        _use_one_thread()
         _Worker.methods[name] = make_method(name)
     return evaluate_pair(name, _Worker.methods[name], _Worker.source, pair)
-
-
-def _use_one_thread() -> None:
-    """One thread per process: pairs run side by side, and times per pair mean the same for every method."""
-    import torch
-
-    torch.set_num_threads(1)
-
-
-def _results(task: Task, source: PairSource, todo: list[tuple[str, RigidPair]]) -> Iterator[Record]:
-    """Records in the order of `todo`, from this process or from several."""
-    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))  # inherited by the processes below
-    if task.jobs <= 1 or len(todo) < 2:
-        _start_worker(source)
-        yield from map(_work, todo)
-        return
-    # Spawned, not forked: threads of torch and Open3D do not survive a fork.
-    context = get_context("spawn")
-    with ProcessPoolExecutor(task.jobs, context, initializer=_start_worker, initargs=(source,)) as pool:
-        yield from pool.map(_work, todo)
-
-
-def _shown(records: Iterable[Record], total: int, progress: bool) -> Iterable[Record]:
-    """The records with a progress bar, when there is any work."""
-    if not progress or total == 0:
-        return records
-    from tqdm import tqdm
-
-    return tqdm(records, total=total, unit="pair", desc="registering", dynamic_ncols=True)

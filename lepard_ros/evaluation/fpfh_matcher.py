@@ -12,7 +12,7 @@ from lepard_ros.errors import InputError
 from lepard_ros.registration.fallback import FpfhSettings, match_fpfh, register_fpfh
 from lepard_ros.registration.types import FloatArray, Matches, Registration, Surface
 
-WEIGHTS_ID = "fpfh"
+WEIGHTS_ID = ""  # there are no weights, and no features to be kept in a map
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,8 @@ class FpfhCloud:
         return int(self.surface.points.nbytes + self.surface.normals.nbytes)
 
     def to_arrays(self) -> dict[str, FloatArray]:
-        """What `from_arrays` needs."""
-        s = self.surface
-        return {"points": s.points, "normals": s.normals, "spacing": np.array(s.spacing), "viewpoint": s.viewpoint}
-
-    @classmethod
-    def from_arrays(cls, arrays: dict[str, FloatArray]) -> "FpfhCloud":
-        """The inverse of `to_arrays`."""
-        members = arrays["points"], arrays["normals"], float(arrays["spacing"]), arrays["viewpoint"]
-        return cls(Surface(*members))
+        """What a saved map keeps; the features are computed again from it."""
+        return {"surface_points": self.surface.points, "viewpoint": self.surface.viewpoint}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,214 @@
+"""Pictures of a replayed bag: the path against the truth, the error over time, matched pairs, the map from above."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lepard_ros.errors import InputError
+from lepard_ros.evaluation.trajectories import TrajectoryError
+from lepard_ros.registration.types import FloatArray
+from lepard_ros.tracking.track import Track, TrackingState
+
+if TYPE_CHECKING:
+    from lepard_ros.evaluation.replay import Example, Replay
+
+BLUE, RED, GREY, GREEN, ORANGE = "#1f5fb4", "#c8372d", "#8a8f98", "#2f8f5b", "#e08a1e"
+STATE_COLOURS = {
+    TrackingState.OK: GREEN,
+    TrackingState.RELOCALISED: BLUE,
+    TrackingState.LOST: RED,
+    TrackingState.INITIALISING: GREY,
+}
+MOST_LINES = 120
+
+
+def draw_replay(replay: "Replay", map_points: FloatArray, error: TrajectoryError | None, output: Path) -> list[Path]:
+    """Draw all pictures; returns their paths."""
+    plt = _pyplot()
+    drawn = [(output / "path.png", _draw_path(plt, replay, error)), (output / "frames.png", _draw_frames(plt, replay, error))]
+    if len(map_points):
+        drawn.append((output / "map.png", _draw_map(plt, replay, map_points)))
+    for number, example in enumerate(replay.examples):
+        drawn.append((output / f"pair_{number}.png", _draw_pair(plt, example)))
+    for path, figure in drawn:
+        figure.savefig(path, dpi=130, bbox_inches="tight")
+        plt.close(figure)
+    return [path for path, _ in drawn]
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise InputError("Pictures need the package matplotlib: pip install matplotlib, or --no-pictures.") from error
+    return plt
+
+
+def _principal_plane(points: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The centre (3,) of points and the two directions (2, 3) along which they spread most."""
+    centre = np.median(points, axis=0)
+    return centre, np.linalg.svd(points - centre, full_matrices=False)[2][:2]
+
+
+def _draw_path(plt: Any, replay: "Replay", error: TrajectoryError | None) -> Any:
+    """The path, seen so that it spreads most."""
+    figure, axis = plt.subplots(figsize=(7, 6))
+    positions = error.estimate if error else replay.published().poses[:, :3, 3]
+    if len(positions) > 2:
+        centre, plane = _principal_plane(error.truth if error else positions)
+        if error:
+            axis.plot(*((error.truth - centre) @ plane.T).T, color=GREY, lw=3, alpha=0.6, label="truth")
+        stamps = error.stamps if error else replay.published().stamps
+        _plot_unbroken(axis, (positions - centre) @ plane.T, stamps, "tracked")
+        axis.scatter(*((positions[0] - centre) @ plane.T), color=BLUE, s=40, zorder=5)
+        axis.annotate("start", (positions[0] - centre) @ plane.T, textcoords="offset points", xytext=(7, 7))
+    title = f"ATE RMSE {error.ate_rmse:.3f} m, " if error else ""
+    axis.set_title(f"{title}{len(replay.published())} of {len(replay.tracks)} frames with a pose")
+    axis.set_aspect("equal")
+    axis.set_xlabel("metres, along the path's widest direction")
+    axis.set_ylabel("metres")
+    axis.grid(alpha=0.3)
+    axis.legend(loc="best")
+    return figure
+
+
+def _plot_unbroken(axis: Any, points: FloatArray, stamps: NDArray[np.float64], label: str) -> None:
+    """A line that stops where poses are missing, so that it does not claim what was not seen."""
+    gaps = np.flatnonzero(np.diff(stamps) > 2.5 * np.median(np.diff(stamps))) + 1
+    for part, piece in enumerate(np.split(points, gaps)):
+        axis.plot(*piece.T, color=BLUE, lw=1.5, marker=".", ms=3, label=label if part == 0 else None)
+
+
+def _draw_frames(plt: Any, replay: "Replay", error: TrajectoryError | None) -> Any:
+    """Error, overlap and state over time."""
+    figure, axes = plt.subplots(3, 1, figsize=(9, 7), sharex=True, height_ratios=[3, 3, 0.8])
+    start = replay.tracks[0].stamp
+    times = np.array([track.stamp for track in replay.tracks]) - start
+    if error:
+        axes[0].plot(error.stamps - start, 100 * error.errors, ".-", color=BLUE, ms=3, lw=1)
+        axes[0].set_ylim(bottom=0)
+    else:
+        axes[0].text(0.5, 0.5, "the bag holds no truth", transform=axes[0].transAxes, ha="center", color=GREY)
+    axes[0].set_ylabel("position error, cm")
+    axes[1].plot(times, [_overlap(track) for track in replay.tracks], color=ORANGE, lw=1, label="overlap with the keyframe")
+    axes[1].plot(times, [_inlier_share(track) for track in replay.tracks], color=BLUE, lw=1, label="matches that agree")
+    axes[1].set_ylim(0, 1)
+    axes[1].set_ylabel("share")
+    axes[1].legend(loc="lower left", fontsize=8)
+    for axis in axes[:2]:
+        axis.grid(alpha=0.3)
+    _draw_states(axes[2], times, replay.tracks)
+    return figure
+
+
+def _draw_states(axis: Any, times: NDArray[np.float64], tracks: list[Track]) -> None:
+    """One coloured stroke per frame, a tick above each new keyframe, a star at each loop."""
+    for state, colour in STATE_COLOURS.items():
+        chosen = [t for t, track in zip(times, tracks, strict=True) if track.state is state]
+        axis.vlines(chosen, 0, 1, color=colour, lw=2, label=state.name) if chosen else None
+    keyframes = [t for t, track in zip(times, tracks, strict=True) if track.new_keyframe]
+    loops = [t for t, track in zip(times, tracks, strict=True) if track.loop_closed]
+    axis.plot(keyframes, np.full(len(keyframes), 1.25), "|", color="black", ms=7, label="keyframe")
+    axis.plot(loops, np.full(len(loops), 1.6), "*", color=ORANGE, ms=6, label="loop closed")
+    axis.set_ylim(0, 1.9)
+    axis.set_yticks([])
+    axis.set_xlabel("seconds")
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.8), ncols=6, fontsize=8, frameon=False)
+
+
+def _overlap(track: Track) -> float:
+    return track.registration.overlap if track.registration else float("nan")
+
+
+def _inlier_share(track: Track) -> float:
+    inliers = track.registration.inliers if track.registration else ()
+    return float(np.mean(inliers)) if len(inliers) else float("nan")
+
+
+def _draw_map(plt: Any, replay: "Replay", points: FloatArray) -> Any:
+    """The map from above, shaded by height, with the path."""
+    up = _up(points)
+    axes = np.linalg.svd(np.eye(3) - np.outer(up, up))[0][:, :2].T
+    middle = np.median(points, axis=0)
+    height = (points - middle) @ up
+    order = np.argsort(height)
+    figure, axis = plt.subplots(figsize=(8, 7))
+    flat = (points - middle) @ axes.T
+    low, high = np.percentile(height, [2, 98])
+    shown = axis.scatter(*flat[order].T, c=height[order], s=0.6, cmap="viridis", vmin=low, vmax=high, linewidths=0)
+    path = replay.published().poses[:, :3, 3]
+    if len(path):
+        axis.plot(*((path - middle) @ axes.T).T, color=RED, lw=1.2, label="path")
+        axis.legend(loc="best")
+    figure.colorbar(shown, ax=axis, label="height, metres", shrink=0.7)
+    limits = np.percentile(flat, [0.5, 99.5], axis=0)
+    axis.set_xlim(*(limits[:, 0] + [-0.3, 0.3]))
+    axis.set_ylim(*(limits[:, 1] + [-0.3, 0.3]))
+    axis.set_aspect("equal")
+    axis.set_xlabel("metres")
+    axis.set_ylabel("metres")
+    axis.set_title("the map from above")
+    return figure
+
+
+def _up(points: FloatArray) -> NDArray[np.float64]:
+    """The vertical: across the largest plane of the map (a floor or a table), towards the camera that began it.
+
+    Without gravity in the data this is the best guess; the first camera of a map looks along z, with y downwards.
+    """
+    from lepard_ros.cloud.open3d import import_open3d
+
+    o3d = import_open3d()
+    o3d.utility.random.seed(0)
+    cloud = o3d.geometry.PointCloud(o3d.utility.Vector3dVector(points.astype(np.float64)))
+    best, rest = np.array([0.0, -1.0, 0.0]), cloud
+    for _ in range(4):
+        if len(rest.points) < 100:
+            break
+        plane, inside = rest.segment_plane(0.03, 3, 300)
+        normal = np.array(plane[:3]) / np.linalg.norm(plane[:3])
+        if abs(normal[1]) > 0.5:  # rather level: y of a camera held upright points down
+            return normal if normal[1] < 0 else -normal
+        rest = rest.select_by_index(inside, invert=True)
+    return best
+
+
+def _draw_pair(plt: Any, example: "Example") -> Any:
+    """Cloud and keyframe side by side as their cameras saw them, with lines between matches."""
+    registration = example.registration
+    source, target = _projected(example.source), _projected(example.target)
+    shift = np.array([np.ptp(target[:, 0]) * 0.6 + np.ptp(source[:, 0]) * 0.6 + 0.1, 0.0])
+    figure, axis = plt.subplots(figsize=(11, 5))
+    for points, flat, offset in ((example.source, source, 0 * shift), (example.target, target, shift)):
+        axis.scatter(*(flat + offset).T, c=-points[:, 2], s=1.2, cmap="bone", linewidths=0)
+    _draw_lines(axis, registration, shift)
+    inliers = int(registration.inliers.sum())
+    verdict = "accepted" if registration.ok else registration.status.value
+    axis.set_title(
+        f"cloud (left) and keyframe (right): {inliers} of {len(registration.inliers)} matches agree, {verdict}"
+        f" ({registration.method})"
+    )
+    axis.set_aspect("equal")
+    axis.invert_yaxis()
+    axis.axis("off")
+    return figure
+
+
+def _draw_lines(axis: Any, registration: Any, shift: FloatArray) -> None:
+    """Matches that agree in blue over those that do not in red, a sample of them."""
+    count = len(registration.inliers)
+    chosen = np.arange(0, count, max(count // MOST_LINES, 1))
+    first, second = _projected(registration.matches.source), _projected(registration.matches.target) + shift
+    for index in sorted(chosen, key=lambda i: bool(registration.inliers[i])):
+        colour = BLUE if registration.inliers[index] else RED
+        axis.plot(*zip(first[index], second[index], strict=True), color=colour, lw=0.6, alpha=0.7)
+
+
+def _projected(points: FloatArray) -> FloatArray:
+    """Points (N, 3) as a pinhole camera sees them, (N, 2)."""
+    return points[:, :2] / np.maximum(points[:, 2:], 0.1)

@@ -1,0 +1,197 @@
+"""Maps on the disc: keyframes with all that is needed to start from them again, or a plain cloud to localise in.
+
+A saved map is one directory: `map.json` (poses, edges, the identity of the weights, a SHA-256 per file) and one
+`keyframe_<id>.npz` per keyframe (surface, features). It appears as a whole or not at all.
+"""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lepard_ros.errors import InputError
+from lepard_ros.registration.types import FloatArray
+from lepard_ros.tracking.keyframe_map import KeyframeMap
+from lepard_ros.tracking.keyframes import Keyframe
+from lepard_ros.tracking.pose_graph import Edge
+
+if TYPE_CHECKING:
+    from lepard_ros.matcher import EncodedCloud, Matcher
+
+MANIFEST = "map.json"
+FORMAT = "lepard_ros map"
+VERSION = 1
+# A plain cloud is cut into blocks about as large as what a depth camera sees (metres); they overlap by half.
+BLOCK = 5.0
+LEAST_BLOCK_POINTS = 500
+
+
+def save_map(keyframe_map: KeyframeMap, directory: Path, weights_id: str) -> None:
+    """Write a map beside its final place and move it there; a map that stood there before is replaced."""
+    directory = Path(directory)
+    if directory.exists() and not (directory / MANIFEST).is_file():
+        raise InputError(f"{directory} exists and is not a map; name another directory for the map.")
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent) as scratch:
+            fresh = Path(scratch) / "map"
+            fresh.mkdir()
+            _write(keyframe_map, fresh, weights_id)
+            _replace(fresh, directory, Path(scratch) / "previous")
+    except OSError as error:
+        raise InputError(f"The map cannot be written to {directory} ({error.strerror or error}).") from error
+
+
+def fill_map(keyframe_map: KeyframeMap, path: Path, matcher: "Matcher") -> None:
+    """Fill an empty map from a saved one, or from a plain cloud file (PLY, PCD, ...)."""
+    if path.is_dir():
+        _read(keyframe_map, path, matcher)
+    elif path.is_file():
+        from lepard_ros.cloud.files import read_cloud
+
+        _read_plain(keyframe_map, np.asarray(read_cloud(path), dtype=np.float64), matcher, path)
+    else:
+        raise InputError(f"There is no map at {path}; name a saved map or a cloud file.")
+
+
+def _replace(fresh: Path, directory: Path, previous: Path) -> None:
+    """Put `fresh` where `directory` is; the old one goes first, since a full directory cannot be overwritten."""
+    if directory.exists():
+        directory.rename(previous)
+    try:
+        fresh.rename(directory)
+    except OSError:
+        if previous.exists():
+            previous.rename(directory)
+        raise
+    shutil.rmtree(previous, ignore_errors=True)
+
+
+def _write(keyframe_map: KeyframeMap, directory: Path, weights_id: str) -> None:
+    frames = [_write_keyframe(frame, directory) for frame in keyframe_map.keyframes]
+    edges = [_edge_to_json(edge) for edge in keyframe_map.graph.edges]
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "weights_id": weights_id,
+        "keyframes": frames,
+        "edges": edges,
+    }
+    _write_synced(directory / MANIFEST, json.dumps(manifest, indent=1).encode())
+
+
+def _write_keyframe(frame: Keyframe, directory: Path) -> dict[str, Any]:
+    buffer = io.BytesIO()
+    np.savez(buffer, **frame.cloud.to_arrays())
+    name = f"keyframe_{frame.id:06d}.npz"
+    _write_synced(directory / name, buffer.getvalue())
+    return {
+        "id": frame.id,
+        "stamp": frame.stamp,
+        "pose": frame.pose.tolist(),
+        "covariance": frame.covariance.tolist(),
+        "file": name,
+        "sha256": hashlib.sha256(buffer.getvalue()).hexdigest(),
+    }
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    """Write a file that survives a power cut once the directory has its final name."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _edge_to_json(edge: Edge) -> dict[str, Any]:
+    arrays = {"transform": edge.transform.tolist(), "covariance": edge.covariance.tolist()}
+    return {"source": edge.source, "target": edge.target, "loop": edge.loop, **arrays}
+
+
+def _read(keyframe_map: KeyframeMap, directory: Path, matcher: "Matcher") -> None:
+    try:
+        manifest = json.loads((directory / MANIFEST).read_bytes())
+        if manifest["format"] != FORMAT or manifest["version"] != VERSION:
+            raise InputError(f"{directory} is a map of another version; make it again.")
+        same_weights = bool(matcher.weights_id) and manifest["weights_id"] == matcher.weights_id
+        frames = [_read_keyframe(entry, directory, matcher, same_weights) for entry in manifest["keyframes"]]
+        edges = [_edge_from_json(entry) for entry in manifest["edges"]]
+    except InputError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        raise InputError(f"{directory} is not a whole map ({error or type(error).__name__}); save it again.") from error
+    known = {frame.id for frame in frames}
+    if not frames or any(edge.source not in known or edge.target not in known for edge in edges):
+        raise InputError(f"{directory} is not a whole map (keyframes are missing); save it again.")
+    for frame in frames:
+        keyframe_map.keyframes.add(frame)
+    for edge in edges:
+        keyframe_map.graph.add(edge)
+
+
+def _read_keyframe(entry: dict[str, Any], directory: Path, matcher: "Matcher", same_weights: bool) -> Keyframe:
+    name = str(entry["file"])
+    if Path(name).name != name:
+        raise InputError(f"{directory} names a file outside of itself ({name}); save the map again.")
+    data = (directory / name).read_bytes()
+    if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+        raise InputError(f"{directory / name} is damaged (its checksum differs); save the map again.")
+    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+        arrays = {key: archive[key] for key in archive.files}
+    cloud = _cloud(arrays, matcher, same_weights)
+    pose, covariance = _finite(entry["pose"], (4, 4)), _finite(entry["covariance"], (6, 6))
+    return Keyframe(int(entry["id"]), float(entry["stamp"]), pose, cloud, covariance)
+
+
+def _cloud(arrays: dict[str, Any], matcher: "Matcher", same_weights: bool) -> "EncodedCloud":
+    """The stored features, or new ones from the stored points where the weights differ."""
+    if same_weights:
+        from lepard_ros.matcher import EncodedCloud
+
+        return EncodedCloud.from_arrays(arrays, matcher.device)
+    return matcher.encode(arrays["surface_points"], arrays["viewpoint"])
+
+
+def _finite(values: Any, shape: tuple[int, ...]) -> FloatArray:
+    array = np.array(values, dtype=np.float64)
+    if array.shape != shape or not np.isfinite(array).all():
+        raise ValueError(f"a matrix is not of shape {shape} or not finite")
+    return array
+
+
+def _edge_from_json(entry: dict[str, Any]) -> Edge:
+    matrices = _finite(entry["transform"], (4, 4)), _finite(entry["covariance"], (6, 6))
+    return Edge(int(entry["source"]), int(entry["target"]), *matrices, loop=bool(entry["loop"]))
+
+
+def _read_plain(keyframe_map: KeyframeMap, points: FloatArray, matcher: "Matcher", path: Path) -> None:
+    """Every block of a plain cloud becomes a keyframe, seen from its middle; the map's frame is the file's."""
+    points = points[np.isfinite(points).all(axis=1)]
+    for number, (centre, block) in enumerate(_blocks(points)):
+        pose = np.eye(4)
+        pose[:3, 3] = centre
+        keyframe_map.keyframes.add(Keyframe(number, 0.0, pose, matcher.encode(block - centre)))
+    if not len(keyframe_map.keyframes):
+        raise InputError(f"{path} has too few points for a map ({len(points)}); give a denser or larger cloud.")
+
+
+def _blocks(points: FloatArray) -> list[tuple[FloatArray, FloatArray]]:
+    """Cubes of points with their centres, overlapping by half; one for a cloud that fits into one."""
+    if not len(points):
+        return []
+    lowest, highest = points.min(axis=0), points.max(axis=0)
+    counts = np.maximum(np.ceil((highest - lowest) / (BLOCK / 2)).astype(int) - 1, 1)
+    blocks = []
+    for index in np.ndindex(*counts):
+        centre = lowest + (highest - lowest) * (np.array(index) + 1.0) / (counts + 1.0)
+        inside = points[(np.abs(points - centre) <= np.maximum(BLOCK / 2, 1e-9)).all(axis=1)]
+        if len(inside) >= LEAST_BLOCK_POINTS:
+            blocks.append((centre, inside))
+    return blocks

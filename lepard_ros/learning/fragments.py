@@ -3,10 +3,12 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
-from lepard_ros.cloud.depth import depth_to_points
+from lepard_ros.cloud.depth import Camera, depth_to_points
+from lepard_ros.cloud.grid import grid_subsample
 from lepard_ros.learning.rooms import Room
 from lepard_ros.learning.sensor import DepthSensor, Scene, look, observe, pinhole
 
@@ -16,7 +18,7 @@ FloatArray = NDArray[np.floating]
 GRID = 0.025  # metres
 SINGLE, FUSED = 0, 1
 FUSED_WIDTH, SINGLE_WIDTH, PREVIEW_WIDTH = 160, 320, 24  # pixels
-FUSED_FRAMES = 12  # stand for about fifty: more would only average the noise further
+FUSED_FRAMES = 9  # stand for about fifty: more would only average the noise further
 PREVIEW_POSES = 3
 # Scanning software fuses into a cube in front of the first camera; the public fragments are cut by its faces.
 VOLUME_LOW, VOLUME_HIGH = np.array([-1.5, -1.5, 0.5]), np.array([1.5, 1.5, 3.5])
@@ -62,7 +64,7 @@ def hand_held_path(rng: Generator, start: FloatArray, frames: int, travel: float
     time = np.linspace(0, 1, frames)[:, None]
     sweep = rng.normal(size=(2, 3)) * np.array([[1.0, 0.4, 0.7], [0.5, 1.0, 0.25]])
     sweep /= np.linalg.norm(sweep, axis=1, keepdims=True)
-    wobble = sum(np.sin(k * np.pi * time) * rng.normal(0, 0.15 / k, (1, 6)) for k in (1, 2, 3))
+    wobble = np.sum([np.sin(k * np.pi * time) * rng.normal(0, 0.15 / k, (1, 6)) for k in (1, 2, 3)], axis=0)
     shift = travel * (sweep[0] * time + wobble[:, :3])
     rotation = Rotation.from_rotvec(turn * (sweep[1] * time + wobble[:, 3:])).as_matrix()
     poses = np.tile(start, (frames, 1, 1))
@@ -85,7 +87,7 @@ def random_shots(rng: Generator, room: Room, scene: Scene, count: int) -> list[S
         frames = 1 if rng.random() < 0.4 else FUSED_FRAMES
         shots.append(Shot(hand_held_path(rng, start, frames, rng.uniform(0.1, 1.3), np.radians(rng.uniform(5, 60)))))
     ends = np.concatenate([shot.poses[[0, -1], :3, 3] for shot in shots])
-    clear = (scene.clearance(ends) > 0.25).reshape(-1, 2).all(axis=1)
+    clear = scene.clearance(ends).reshape(-1, 2).min(axis=1) > 0.25
     return [shot for shot, good in zip(shots, clear, strict=True) if good]
 
 
@@ -159,26 +161,37 @@ def take(
     width = SINGLE_WIDTH if shot.kind == SINGLE else FUSED_WIDTH
     sensor = replace(sensor, camera=pinhole(width, field_of_view(sensor)))
     calm = 1.0 if shot.kind == SINGLE else rng.uniform(0.25, 0.7)
-    drift = tracking_drift(rng, len(shot.poses))
-    first_inverse = np.linalg.inv(shot.poses[0])
-    points, normals = [], []
-    for pose, error in zip(shot.poses, drift, strict=True):
-        view = look(scene, sensor.camera, pose)
+    believed = tracking_drift(rng, len(shot.poses)) @ np.linalg.inv(shot.poses[0]) @ shot.poses
+    parts = []
+    for true, assumed in zip(shot.poses, believed, strict=True):
+        view = look(scene, sensor.camera, true)
         depth = observe(rng, sensor, view, room.hole_rate, calm)
-        seen = depth > 0
-        believed = error @ first_inverse @ pose
-        points.append(depth_to_points(depth, sensor.camera)[seen] @ believed[:3, :3].T + believed[:3, 3])
-        normals.append(view.normals[seen])
-    cloud, normal = np.concatenate(points), np.concatenate(normals)
+        parts.append(_placed(depth, view.normals, sensor.camera, assumed))
+    cloud = np.concatenate(parts)
     if shot.kind == FUSED and in_volume:
-        inside = ((cloud > VOLUME_LOW) & (cloud < VOLUME_HIGH)).all(axis=1)
-        cloud, normal = cloud[inside], normal[inside]
-    centres, first = barycentres(cloud, GRID)
-    return Fragment(centres, normal[first], shot.poses[0], shot.kind)
+        cloud = cloud[((cloud[:, :3] > VOLUME_LOW) & (cloud[:, :3] < VOLUME_HIGH)).all(axis=1)]
+    points, normals = on_grid(cloud[:, :3], cloud[:, 3:])
+    return Fragment(points, normals, shot.poses[0], shot.kind)
+
+
+def _placed(depth: FloatArray, normals: FloatArray, camera: Camera, pose: FloatArray) -> FloatArray:
+    """The seen points of a depth image moved by pose (4, 4), with their normals as they are: (N, 6)."""
+    seen = depth > 0
+    points = depth_to_points(depth, camera)[seen]
+    placed = points @ pose[:3, :3].T.astype(np.float32) + pose[:3, 3].astype(np.float32)
+    return np.concatenate([placed, normals[seen]], axis=1)
+
+
+def on_grid(points: FloatArray, normals: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Barycentres (M, 3) of the points (N, 3) on the grid, and unit normals (M, 3), zero where they cancel."""
+    if not len(points):
+        return points, normals
+    centres, means = grid_subsample(torch.from_numpy(points), GRID, torch.from_numpy(normals))
+    return centres.numpy(), torch.nn.functional.normalize(means, dim=1).numpy()
 
 
 def tracking_drift(rng: Generator, frames: int) -> FloatArray:
-    """Errors (F, 4, 4) of the poses with which frames are fused: a random walk from none, up to 1-2 cm and half a degree."""
+    """Errors (F, 4, 4) of the poses that frames are fused with: a random walk from none to a centimetre."""
     steps = rng.normal(size=(frames, 6)) * np.repeat([rng.uniform(0.0005, 0.003), rng.uniform(0.0002, 0.0015)], 3)
     steps[0] = 0
     walk = np.cumsum(steps, axis=0)
@@ -186,16 +199,3 @@ def tracking_drift(rng: Generator, frames: int) -> FloatArray:
     errors[:, :3, :3] = Rotation.from_rotvec(walk[:, 3:]).as_matrix()
     errors[:, :3, 3] = walk[:, :3]
     return errors
-
-
-def barycentres(points: FloatArray, spacing: float) -> tuple[FloatArray, NDArray[np.int64]]:
-    """The mean of the points in each cell of a grid: centres (M, 3), and the index (M,) of one point of each cell."""
-    if not len(points):
-        return points.reshape(0, 3), np.zeros(0, np.int64)
-    cell = np.floor(points / spacing).astype(np.int64)
-    cell -= cell.min(axis=0)
-    extent = cell.max(axis=0) + 1
-    key = (cell[:, 0] * extent[1] + cell[:, 1]) * extent[2] + cell[:, 2]
-    _, first, inverse, count = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
-    sums = np.stack([np.bincount(inverse.ravel(), points[:, axis], len(count)) for axis in range(3)], axis=1)
-    return sums / count[:, None], first

@@ -1,6 +1,7 @@
 """Procedural furniture: every function draws one random piece, standing on z = 0, its back towards +y. Metres."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 
@@ -80,7 +81,7 @@ def shelf(rng: Generator) -> Mesh:
     levels = np.cumsum(rng.uniform(0.2, 0.5, 12))
     boards = np.concatenate([[0.05], levels[levels < height - 0.15], [height]])
     fill = rng.uniform(0.2, 1.0)
-    for low, high in zip(boards, boards[1:], strict=False):
+    for low, high in pairwise(boards):
         parts.append(box(width, depth, 0.025, (0, 0, low)))
         if rng.random() < fill:
             parts += _row_of_things(rng, width * 0.95, depth, high - low - 0.05, low + 0.025)

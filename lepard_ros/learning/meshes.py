@@ -152,7 +152,7 @@ def _add_file(library: MeshLibrary, arrays: dict[str, NDArray], path: Path) -> N
         return
     if not {"verts", "faces", "vert_offset", "face_offset"} <= arrays.keys():
         raise InputError(
-            f"{path} holds neither `v`, `f` nor `verts`, `faces`, `vert_offset`, `face_offset`; remove it from the folder."
+            f"{path} holds neither `v`, `f` nor `verts`, `faces`, `vert_offset`, `face_offset`; move it away."
         )
     names = arrays.get("names", np.array([""] * (len(arrays["vert_offset"]) - 1)))
     sources = arrays.get("source", np.array([""] * len(names)))

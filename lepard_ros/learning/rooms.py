@@ -1,6 +1,7 @@
 """Rooms composed at random: footprint, wall details, furniture, clutter; or a part of a whole building, refurnished."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,7 +92,8 @@ def _wall_piece(rng: Generator, length: float, height: float) -> list[Mesh]:
     if kind == "window":
         rise, recess = np.array([rng.uniform(0.3, 1.1), height * rng.uniform(0.75, 0.95)]), rng.uniform(0.05, 0.4)
         bars = [
-            _panel(x, x + 0.05, *rise, recess - 0.04) for x in np.linspace(span[0], span[1] - 0.05, rng.integers(2, 5))
+            _panel(x, x + 0.05, rise[0], rise[1], recess - 0.04)
+            for x in np.linspace(span[0], span[1] - 0.05, rng.integers(2, 5))
         ]
         return _wall_with_niche(length, height, span, rise, recess) + bars
     if kind == "door":
@@ -109,7 +111,7 @@ def _walls(rng: Generator, corners: FloatArray, height: float) -> list[Mesh]:
     for a, b in zip(corners, np.roll(corners, -1, axis=0), strict=True):
         length, yaw = float(np.linalg.norm(b - a)), wall_yaw(a, b)
         cuts = np.linspace(0, length, max(1, round(length / rng.uniform(1.0, 3.0))) + 1)
-        for x0, x1 in zip(cuts, cuts[1:], strict=False):
+        for x0, x1 in pairwise(cuts):
             piece = merge(_wall_piece(rng, x1 - x0, height)).placed((x0, 0, 0))
             parts.append(piece.placed((b[0], b[1], 0), yaw))
         if skirting:
@@ -265,7 +267,7 @@ def _hang(rng: Generator, corners: FloatArray, height: float, library: MeshLibra
     for _ in range(rng.integers(0, 4)):
         mesh = _piece(rng, [furniture.vessel, furniture.lamp], library.ceiling, 0.5)
         at = rng.uniform(corners.min(axis=0), corners.max(axis=0))
-        upside_down = Mesh(mesh.vertices * np.float32([1, -1, -1]), mesh.faces)
+        upside_down = mesh.scaled(np.array([1.0, -1.0, -1.0]))
         placed.append(upside_down.placed((at[0], at[1], height)))
     return placed
 
@@ -318,7 +320,7 @@ def _drop_furniture(rng: Generator, library: MeshLibrary, part: Mesh, low: Float
 def support_points(
     rng: Generator, scene: Scene, low: FloatArray, high: FloatArray, count: int
 ) -> tuple[FloatArray, FloatArray]:
-    """Where rays straight down from random heights meet level surfaces: points (S, 3), and how high above they began."""
+    """Where rays straight down meet level surfaces: points (S, 3), and from how high above they came (S,)."""
     start = rng.uniform([low[0], low[1], 0.5], [high[0], high[1], 2.1], (count, 3))
     down = np.broadcast_to([0.0, 0.0, -1.0], start.shape)
     hits = scene.cast(np.concatenate([start, down], axis=1))

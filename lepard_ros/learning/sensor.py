@@ -1,7 +1,8 @@
 """A depth camera looking at meshes: ray casting, and what such a camera gets wrong."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ FloatArray = NDArray[np.floating]
 
 
 class Hits(NamedTuple):
-    """First hits of rays: distance (...,) in ray lengths, inf for none; normals (..., 3); mesh (...,) index, -1 for none."""
+    """First hits of rays: distance (...,) in ray lengths, inf for none; normals (..., 3); mesh (...,), -1 for none."""
 
     distance: FloatArray
     normals: FloatArray
@@ -30,29 +31,29 @@ class Scene:
             import open3d
         except ImportError as error:
             raise InputError("Synthetic rooms need Open3D: pip install open3d.") from error
-        self._open3d = open3d
+        self._open3d: Any = open3d
         self._scene = open3d.t.geometry.RaycastingScene(nthreads=1)
         for mesh in meshes:
-            vertices = open3d.core.Tensor(np.ascontiguousarray(mesh.vertices, np.float32))
-            faces = open3d.core.Tensor(np.ascontiguousarray(mesh.faces, np.uint32))
-            self._scene.add_triangles(vertices, faces)
+            self._scene.add_triangles(self._tensor(mesh.vertices, np.float32), self._tensor(mesh.faces, np.uint32))
+
+    def _tensor(self, array: NDArray, kind: type) -> Any:
+        return self._open3d.core.Tensor(np.ascontiguousarray(array, kind))
 
     def cast(self, rays: FloatArray) -> Hits:
         """The first hits of (..., 6) rays, origin and direction."""
-        result = self._scene.cast_rays(self._open3d.core.Tensor(np.ascontiguousarray(rays, np.float32)), nthreads=1)
+        result = self._scene.cast_rays(self._tensor(rays, np.float32), nthreads=1)
         mesh = result["geometry_ids"].numpy().astype(np.int64)
         mesh[mesh == self._open3d.t.geometry.RaycastingScene.INVALID_ID] = -1
         return Hits(result["t_hit"].numpy(), result["primitive_normals"].numpy(), mesh)
 
     def clearance(self, points: FloatArray) -> FloatArray:
         """Distance (N,) metres of (N, 3) points to the nearest surface."""
-        query = self._open3d.core.Tensor(np.ascontiguousarray(points, np.float32))
-        return self._scene.compute_distance(query, nthreads=1).numpy()
+        return self._scene.compute_distance(self._tensor(points, np.float32), nthreads=1).numpy()
 
 
 class View(NamedTuple):
-    """What a perfect depth camera sees: depth (H, W) metres along z, inf for nothing; normals (H, W, 3) in the room;
-    cosine (H, W) of the angle between ray and surface; mesh (H, W) index."""
+    """What a perfect depth camera sees. depth: (H, W) metres along z, inf for nothing. normals: (H, W, 3) in the room,
+    towards the camera. cosine: (H, W) of the angle between ray and normal. mesh: (H, W) index, -1 for nothing."""
 
     depth: FloatArray
     normals: FloatArray
@@ -62,11 +63,23 @@ class View(NamedTuple):
 
 def look(scene: Scene, camera: Camera, pose: FloatArray) -> View:
     """Cast one ray a pixel from a camera at pose (4, 4), camera to room."""
-    directions = camera.rays() @ pose[:3, :3].T.astype(np.float32)
-    origin = np.broadcast_to(pose[:3, 3].astype(np.float32), directions.shape)
-    hits = scene.cast(np.concatenate([origin, directions], axis=-1))
-    along = np.abs(np.einsum("hwc,hwc->hw", hits.normals, directions))
-    return View(hits.distance, hits.normals, along / np.linalg.norm(directions, axis=-1), hits.mesh)
+    rays = np.empty((camera.height, camera.width, 6), np.float32)
+    rays[..., :3] = pose[:3, 3]
+    np.matmul(_rays(camera), pose[:3, :3].T.astype(np.float32), out=rays[..., 3:])
+    hits = scene.cast(rays)
+    along = np.einsum("hwc,hwc->hw", hits.normals, rays[..., 3:])
+    normals = hits.normals * -np.sign(along)[..., None]  # a thin panel is seen from either side
+    return View(hits.distance, normals, np.abs(along) / _ray_lengths(camera), hits.mesh)
+
+
+@lru_cache(8)
+def _rays(camera: Camera) -> NDArray[np.float32]:
+    return camera.rays()
+
+
+@lru_cache(8)
+def _ray_lengths(camera: Camera) -> NDArray[np.float32]:
+    return np.linalg.norm(camera.rays(), axis=-1)
 
 
 @dataclass(frozen=True)
@@ -113,11 +126,16 @@ def random_sensor(rng: Generator, width: int = 320) -> DepthSensor:
     )
 
 
-def distortion_field(sensor: DepthSensor) -> FloatArray:
+def distortion_field(sensor: DepthSensor) -> NDArray[np.float32]:
     """The factor (H, W) by which a sensor misjudges depth: a smooth quadratic over the image."""
-    v, u = np.meshgrid(np.linspace(-1, 1, sensor.camera.height), np.linspace(-1, 1, sensor.camera.width), indexing="ij")
-    basis = np.stack([np.ones_like(u), u, v, u * u - 0.5, v * v - 0.5, u * v], -1)
-    return 1 + basis @ sensor.distortion
+    return 1 + _quadratics(sensor.camera.height, sensor.camera.width) @ sensor.distortion.astype(np.float32)
+
+
+@lru_cache(8)
+def _quadratics(height: int, width: int) -> NDArray[np.float32]:
+    """The six quadratic functions over an image, (H, W, 6)."""
+    v, u = np.meshgrid(np.linspace(-1, 1, height), np.linspace(-1, 1, width), indexing="ij")
+    return np.stack([np.ones_like(u), u, v, u * u - 0.5, v * v - 0.5, u * v], -1).astype(np.float32)
 
 
 def smooth_noise(rng: Generator, shape: tuple[int, int]) -> FloatArray:
@@ -156,36 +174,31 @@ def _shaken(rng: Generator, sensor: DepthSensor, depth: FloatArray) -> FloatArra
 def _lost(
     rng: Generator, sensor: DepthSensor, view: View, depth: FloatArray, hole_rate: FloatArray
 ) -> NDArray[np.bool_]:
-    """Pixels without a measurement: at depth edges, at grazing angles, on dark or shiny things, and in random blotches."""
+    """Pixels without a measurement: at depth edges, at grazing angles, on dark or shiny things, and here and there."""
     chance = rng.random(depth.shape, np.float32)
-    finite = np.where(np.isfinite(depth), depth, sensor.far * 2)
-    jump = np.zeros(depth.shape, bool)
-    for axis in (0, 1):
-        step = (
-            np.abs(np.diff(finite, axis=axis))
-            > sensor.edge * np.minimum(*_both_sides(finite, axis)) * 160 / depth.shape[1] * 2
-        )
-        jump |= _widened(step, axis)
+    at_edge = _depth_edges(depth, sensor.edge * 320 / depth.shape[1]) & (chance < 0.8)
     grazing = view.cosine < sensor.grazing * (0.5 + chance)
-    holes = chance < np.append(hole_rate, 1.0)[view.mesh] * _blotches(rng, depth.shape)
-    return (jump & (chance < 0.8)) | grazing | holes | (chance < 0.004)
+    rate = np.append(hole_rate, 0.0).astype(np.float32)[view.mesh]
+    holes = chance < rate * _blotches(rng, depth.shape) if rate.any() else False
+    return at_edge | grazing | holes | (chance < 0.004)
 
 
-def _both_sides(image: FloatArray, axis: int) -> tuple[FloatArray, FloatArray]:
-    """An image without its last and without its first row (axis 0) or column (axis 1)."""
-    return (image[:-1], image[1:]) if axis == 0 else (image[:, :-1], image[:, 1:])
-
-
-def _widened(step: NDArray[np.bool_], axis: int) -> NDArray[np.bool_]:
-    """The pixels on both sides of marked steps."""
-    pad = [(0, 0), (0, 0)]
-    pad[axis] = (1, 0)
-    before = np.pad(step, pad)
-    pad[axis] = (0, 1)
-    return before | np.pad(step, pad)
+def _depth_edges(depth: FloatArray, jump: float) -> NDArray[np.bool_]:
+    """Pixels (H, W) on either side of a step in depth of more than a share `jump` of it."""
+    edge = np.zeros(depth.shape, bool)
+    with np.errstate(invalid="ignore"):
+        across = np.abs(np.diff(depth, axis=1)) > jump * np.minimum(depth[:, :-1], depth[:, 1:])
+        down = np.abs(np.diff(depth, axis=0)) > jump * np.minimum(depth[:-1], depth[1:])
+    edge[:, :-1] |= across
+    edge[:, 1:] |= across
+    edge[:-1] |= down
+    edge[1:] |= down
+    return edge
 
 
 def _blotches(rng: Generator, shape: tuple[int, int]) -> FloatArray:
-    """A coarse random pattern (H, W) between 0 and 1.5, so that holes come in patches."""
-    coarse = rng.uniform(0, 1.5, (shape[0] // 12 + 2, shape[1] // 12 + 2))
-    return np.kron(coarse, np.ones((12, 12)))[: shape[0], : shape[1]]
+    """A smooth random pattern (H, W) between 0 and 1.5, so that holes come in patches."""
+    from scipy.ndimage import zoom
+
+    coarse = rng.uniform(-0.5, 2.0, (shape[0] // 12 + 2, shape[1] // 12 + 2)).astype(np.float32)
+    return np.clip(zoom(coarse, 12, order=1)[: shape[0], : shape[1]], 0, 1.5)

@@ -97,7 +97,7 @@ def _barest_view(scene: Scene, sensor: DepthSensor, loop: FloatArray) -> float:
 
 
 def _loop(rng: Generator, room: Room, frames: int, seconds: float) -> FloatArray:
-    """Closed camera poses (F, 4, 4): an ellipse at eye height; the view turns once around if there is time, else sways."""
+    """Closed camera poses (F, 4, 4): an ellipse at eye height; the view turns once around or, in little time, sways."""
     phase = np.linspace(0, 2 * np.pi, frames)
     reach = np.minimum((room.high - room.low)[:2] * 0.35, WALKING_SPEED * seconds / (2 * np.pi))
     centre = rng.uniform(room.low[:2] + reach, room.high[:2] - reach)

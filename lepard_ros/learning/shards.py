@@ -21,8 +21,8 @@ UNIT = 0.00025  # metres per stored integer
 REACH = 8.0  # metres: what is stored of a cloud around its camera
 OVERLAP_RADIUS = 0.05  # metres
 BANDS = np.array([0.1, 0.3, 0.6, 0.95])  # of the smaller overlap
-PAIRS_PER_BAND = np.array([13, 13, 11])
-OVERLAP_SAMPLE = 4000  # points of a cloud that measure its overlap: within a percent, four times faster than all
+PAIRS_PER_BAND = np.array([12, 12, 11])
+OVERLAP_SAMPLE = 2500  # points of a cloud that measure its overlap: good to a percent
 LEAST_SPREAD = 0.01  # of the normals where two clouds overlap: below it the true motion cannot be seen
 LEAST_DETAIL = 0.12  # share of a thumbnail that is not smooth: below it a view is mostly bare wall
 PREVIEW_CELL = 0.25  # metres
@@ -62,8 +62,8 @@ def make_room(seed: int, library: MeshLibrary) -> Shard:
         scene = Scene(room.meshes)
         sensor = random_sensor(rng)
         shots = choose_shots(rng, *_good_shots(rng, random_shots(rng, room, scene, CANDIDATES), scene, sensor))
-        shots += [companion(rng, shot) for shot in shots[: rng.integers(3, 6)]]
-        in_volume = rng.random() < 0.6
+        shots += [companion(rng, shot) for shot in shots[: rng.integers(4, 7)]]
+        in_volume = rng.random() < 0.75
         fragments = [take(rng, room, scene, sensor, shot, in_volume) for shot in shots]
         shard = pack([fragment for fragment in fragments if len(fragment.points) > 1500], rng)
         if len(shard.pairs) >= 12:  # a room too small or too empty to give pairs is drawn anew
@@ -85,7 +85,7 @@ def _good_shots(rng: Generator, shots: list[Shot], scene: Scene, sensor: DepthSe
 
 
 def rough_overlap(points: FloatArray, seen: NDArray[np.bool_]) -> FloatArray:
-    """Of every two thumbnails (S, P, 3), the cells that both see as a share of what the one with more cells sees: (S, S)."""
+    """The cells that two thumbnails (S, P, 3) share, of those that the one with more cells sees: (S, S)."""
     cells = np.floor(points / PREVIEW_CELL).astype(np.int64) + 512
     keys = (cells[..., 0] * 1024 + cells[..., 1]) * 1024 + cells[..., 2]
     _, column = np.unique(keys, return_inverse=True)
@@ -98,13 +98,13 @@ def rough_overlap(points: FloatArray, seen: NDArray[np.bool_]) -> FloatArray:
 
 
 def choose_shots(rng: Generator, shots: list[Shot], overlap: FloatArray) -> list[Shot]:
-    """Nine to twelve shots, one after the other, each the one that fills most of the bands of overlap still wanted."""
+    """Eight to eleven shots, one after the other, each the one that fills most of the bands of overlap still wanted."""
     if not shots:
         return []
     band = np.digitize(overlap, BANDS) - 1  # -1 below, 3 above
     chosen = [int(rng.integers(len(shots)))]
     have = np.zeros(len(PAIRS_PER_BAND))
-    for _ in range(min(len(shots), int(rng.integers(9, 13))) - 1):
+    for _ in range(min(len(shots), int(rng.integers(8, 12))) - 1):
         wanted = np.clip(1.2 * PAIRS_PER_BAND - have, 0.5, None)
         value = np.array([np.append(wanted, [0, 0])[band[i, chosen]].sum() for i in range(len(shots))])
         value *= rng.uniform(0.7, 1.0, len(shots))

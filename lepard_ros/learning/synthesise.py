@@ -20,9 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rooms = kinds.add_parser(
         "rooms",
         help="furnished rooms seen by a depth camera",
-        description="Furnished rooms seen by a depth camera, one file per room. A room depends on its seed and the meshes "
-        "only; rooms that are there already are skipped, so a run that was stopped can be continued. Seeds 0 to 99 are "
-        "kept for validation by `lepard train`.",
+        description="Furnished rooms seen by a depth camera, one file per room. A room depends on its seed and the "
+        "meshes only; rooms that are there already are skipped, so a stopped run can be continued. Seeds 0 to 99 "
+        "are kept for validation by `lepard train`.",
     )
     rooms.add_argument("out", type=Path, metavar="OUT", help="folder for the rooms")
     rooms.add_argument(

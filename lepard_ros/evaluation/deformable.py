@@ -1,0 +1,336 @@
+"""Deformable pairs in 4DMatch's format: matches and warps against the truth, with two baselines."""
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lepard_ros.errors import InputError
+from lepard_ros.evaluation import metrics
+from lepard_ros.evaluation.bootstrap import mean_interval
+from lepard_ros.evaluation.methods import LEPARD
+from lepard_ros.evaluation.readers import deformable_files
+from lepard_ros.evaluation.runner import Record, append_log, read_log, run_parallel, with_progress
+from lepard_ros.evaluation.tables import by_method, format_table, interval, number, percent
+from lepard_ros.learning.fourdmatch import DeformablePair, load_pair
+from lepard_ros.registration.types import Matches
+
+FloatArray = NDArray[np.floating]
+WarpFunction = Callable[[FloatArray], FloatArray]
+
+INLIER_DISTANCE = 0.04  # metres, as in the paper
+LOW_OVERLAP = 0.45  # 4DLoMatch lies below, 4DMatch above
+SUBSAMPLE = 0.03  # metres: spacing at which a dense warp is read as matches
+CPD_POINTS = 1000  # per cloud: the cost grows with the cube
+BASELINES = ("n-icp", "cpd")
+FILTERED = "+filter"  # a method's name ends so when its matches went through the consistency vote
+
+
+@dataclass(frozen=True)
+class DeformableResult:
+    """What a method made of a pair. warp: moves source points (N, 3) to the target's frame, or None.
+
+    seconds, cpu_seconds: from raw points to matches and warp. accepted: whether it calls the warp good.
+    """
+
+    matches: Matches
+    warp: WarpFunction | None
+    accepted: bool
+    seconds: float
+    cpu_seconds: float
+    status: str = ""
+
+
+class DeformableMethod(Protocol):
+    """A way to bend one cloud onto another."""
+
+    def align(self, source: FloatArray, target: FloatArray) -> DeformableResult:
+        """Align source (N, 3) with target (M, 3), metres."""
+
+
+class LepardDeformable:
+    """The matcher's matches, with or without the consistency vote, and the warp fitted to them."""
+
+    def __init__(self, weights: str, threshold: float | None, filtered: bool) -> None:
+        from lepard_ros.matcher import Matcher
+
+        self.matcher = Matcher.from_pretrained(weights)
+        self.filtered = filtered
+        if threshold is not None:
+            self.matcher.config = replace(self.matcher.config, confidence_threshold=threshold)
+
+    def align(self, source: FloatArray, target: FloatArray) -> DeformableResult:
+        """Match, filter, warp. The warp always filters: that is how it is meant to be used."""
+        from lepard_ros.registration.match_filter import filter_matches
+        from lepard_ros.registration.nonrigid import chosen, warp_from_matches
+
+        wall, cpu = time.perf_counter(), time.process_time()
+        matches = self.matcher.match(source, target)
+        warp = warp_from_matches(source, target, matches)
+        seconds, cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
+        if self.filtered:
+            matches = chosen(matches, filter_matches(matches))
+        return DeformableResult(matches, warp if warp.ok else None, warp.ok, seconds, cpu_seconds, warp.status.name)
+
+
+class NearestNeighbourIcp:
+    """N-ICP: the same deformation graph, pulled by nearest points only, from where the clouds lie."""
+
+    def align(self, source: FloatArray, target: FloatArray) -> DeformableResult:
+        """Fit the graph without matches."""
+        from lepard_ros.registration.graph import build_graph
+        from lepard_ros.registration.nonrigid import solve_nonrigid, surface_normals
+
+        wall, cpu = time.perf_counter(), time.process_time()
+        wide = np.asarray(target, dtype=np.float64)
+        warp = solve_nonrigid(build_graph(source), np.asarray(source, float), wide, surface_normals(wide))
+        seconds, cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
+        matches = matches_of_warp(warp, source, target)
+        return DeformableResult(matches, warp, warp.ok, seconds, cpu_seconds, warp.status.name)
+
+
+class CoherentPointDrift:
+    """CPD (pycpd) on a random thousand points of each cloud, both scaled to unit variance."""
+
+    def align(self, source: FloatArray, target: FloatArray) -> DeformableResult:
+        """Drift the source's points to the target."""
+        try:
+            from pycpd import DeformableRegistration
+        except ModuleNotFoundError as error:
+            raise InputError("the method cpd needs a package: pip install pycpd.") from error
+        wall, cpu = time.perf_counter(), time.process_time()
+        first, second = subsample(source, CPD_POINTS), subsample(target, CPD_POINTS)
+        centre, scale = second.mean(axis=0), float(second.std())
+        moving, fixed = ((points - centre) / scale for points in (first, second))
+        drift = DeformableRegistration(X=fixed, Y=moving, alpha=2.0, beta=1.0, w=0.1, max_iterations=50)
+        moved = drift.register()[0] * scale + centre
+        warp = partial(_nearest_flow, anchors=first, flow=moved - first)
+        seconds, cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
+        return DeformableResult(matches_of_warp(warp, source, target), warp, True, seconds, cpu_seconds, "ok")
+
+
+def _nearest_flow(points: FloatArray, anchors: FloatArray, flow: FloatArray) -> FloatArray:
+    """Points moved by the blended flow of the anchors, however far."""
+    return points + metrics.blend_flow(points, anchors, flow, radius=np.inf)[0]
+
+
+def subsample(points: FloatArray, count: int) -> FloatArray:
+    """At most `count` of the points (N, 3), drawn with a fixed seed."""
+    if len(points) <= count:
+        return np.asarray(points, dtype=np.float64)
+    return np.asarray(points, dtype=np.float64)[np.random.default_rng(0).choice(len(points), count, replace=False)]
+
+
+def matches_of_warp(warp: WarpFunction, source: FloatArray, target: FloatArray) -> Matches:
+    """A dense warp read as matches: evenly spaced source points that land within 4 cm of the target."""
+    from scipy.spatial import cKDTree
+
+    cubes = np.floor(np.asarray(source) / SUBSAMPLE).astype(np.int64)
+    even = np.asarray(source, dtype=np.float64)[np.unique(cubes, axis=0, return_index=True)[1]]
+    landed = warp(even)
+    near = cKDTree(target).query(landed)[0] < INLIER_DISTANCE
+    return Matches(even[near], landed[near], np.ones(int(near.sum())))
+
+
+def make_deformable(name: str, threshold: float | None = None) -> DeformableMethod:
+    """The method of that name: "lepard:<weights>", the same with "+filter", n-icp, cpd."""
+    if name.startswith(LEPARD):
+        weights = name.removeprefix(LEPARD).removesuffix(FILTERED)
+        return LepardDeformable(weights, threshold, name.endswith(FILTERED))
+    if name == "n-icp":
+        return NearestNeighbourIcp()
+    if name == "cpd":
+        return CoherentPointDrift()
+    raise InputError(f"unknown method {name}: choose from lepard:deformable, lepard:<weights>, {', '.join(BASELINES)}.")
+
+
+def evaluate_deformable(method: DeformableMethod, pair: DeformablePair) -> Record:
+    """Align one pair and measure matches and warp."""
+    result = method.align(pair.source, pair.target)
+    truth = pair.warped
+    seen = np.unique(pair.matches[:, 0])
+    nearest = _nearest_index(pair.source, result.matches.source)
+    moved = truth[nearest] + (result.matches.source - pair.source[nearest])
+    recall = partial(
+        metrics.nonrigid_matching_recall,
+        matched_source=result.matches.source,
+        matched_target=result.matches.target,
+        threshold=INLIER_DISTANCE,
+    )
+    record: Record = {
+        "overlap": pair.overlap,
+        "matches": len(result.matches.source),
+        "inlier_ratio": metrics.inlier_ratio(moved, result.matches.target, INLIER_DISTANCE),
+        "nfmr": recall(pair.source[seen], truth[seen]),
+        "nfmr_metric": recall(pair.source[pair.metric_index], truth[pair.metric_index]),
+        "accepted": result.accepted,
+        "status": result.status,
+        "seconds": result.seconds,
+        "cpu_seconds": result.cpu_seconds,
+    }
+    if result.warp is not None:
+        errors = metrics.flow_errors(pair.source[seen], result.warp(pair.source[seen].astype(float)), truth[seen])
+        record |= errors._asdict()
+    return record
+
+
+def _nearest_index(points: FloatArray, queries: FloatArray) -> NDArray[np.integer]:
+    """The point nearest to each query: a match lies on the grid, the truth is known at the points."""
+    from scipy.spatial import cKDTree
+
+    return cKDTree(points).query(queries)[1] if len(queries) else np.zeros(0, dtype=int)
+
+
+# --- many pairs ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Job:
+    method: str
+    threshold: float | None
+    path: Path
+
+    @property
+    def row(self) -> str:
+        """The name of the table's row."""
+        return self.method if self.threshold is None else f"{self.method} c>{self.threshold:g}"
+
+    @property
+    def pair(self) -> str:
+        """The pair's name: its folder and its file."""
+        return f"{self.path.parent.name}/{self.path.stem}"
+
+
+_METHODS: dict[str, DeformableMethod] = {}
+
+
+def _work(job: _Job) -> Record:
+    if job.row not in _METHODS:
+        _METHODS[job.row] = make_deformable(job.method, job.threshold)
+    measured = evaluate_deformable(_METHODS[job.row], load_pair(job.path))
+    return {"method": job.row, "pair": job.pair, **{key: _jsonable(value) for key, value in measured.items()}}
+
+
+def _jsonable(value: Any) -> Any:
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def run_deformable(
+    files: Sequence[Path],
+    methods: Sequence[str],
+    thresholds: Sequence[float],
+    jobs: int = 1,
+    log: Path | None = None,
+    progress: bool = True,
+) -> list[Record]:
+    """Evaluate every method (Lepard at every threshold, raw and filtered) on every file; resumed from the log."""
+    every = [
+        _Job(name, threshold, path)
+        for method in methods
+        for name in ((method, method + FILTERED) if method.startswith(LEPARD) else (method,))
+        for threshold in (thresholds if method.startswith(LEPARD) else [None])
+        for path in files
+    ]
+    identities = {job.row: _identity(job) for job in {job.row: job for job in every}.values()}
+    done = {(r["method"], r["pair"], r["identity"]): r for r in read_log(log)}
+    todo = [job for job in every if (job.row, job.pair, identities[job.row]) not in done]
+    results = run_parallel(_work, todo, jobs, _METHODS.clear, ())
+    for record in with_progress(results, len(todo), progress):
+        record["identity"] = identities[record["method"]]
+        done[(record["method"], record["pair"], record["identity"])] = record
+        append_log(log, record)
+    return [done[(job.row, job.pair, identities[job.row])] for job in every]
+
+
+def _identity(job: _Job) -> str:
+    """The weights behind a name, which may change."""
+    method = make_deformable(job.method)
+    return method.matcher.weights_id if isinstance(method, LepardDeformable) else ""
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def summarise_deformable(records: Sequence[Record]) -> dict[str, Any]:
+    """One row's records: means, with intervals for NFMR and IR; EPE and its kin over the warps there are."""
+    mean = {
+        key: _mean([r[key] for r in records if r.get(key) is not None])
+        for key in ("matches", "nfmr_metric", "epe", "acc5", "acc10", "accepted", "seconds", "cpu_seconds")
+    }
+    return {
+        "pairs": len(records),
+        "nfmr": mean_interval([r["nfmr"] or 0.0 for r in records]),
+        "inlier_ratio": mean_interval([r["inlier_ratio"] for r in records]),
+        **mean,
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if len(values) else None
+
+
+def deformable_tables(records: Sequence[Record]) -> dict[str, dict[str, dict[str, Any]]]:
+    """The summaries of every method above and below 45 % overlap, and of all pairs."""
+    parts = {
+        "overlap >= 45 % (as 4DMatch)": [r for r in records if r["overlap"] >= LOW_OVERLAP],
+        "overlap < 45 % (as 4DLoMatch)": [r for r in records if r["overlap"] < LOW_OVERLAP],
+        "all pairs": list(records),
+    }
+    return {
+        title: {name: summarise_deformable(own) for name, own in by_method(part).items()}
+        for title, part in parts.items()
+        if part
+    }
+
+
+def deformable_rows(summaries: dict[str, dict[str, Any]]) -> list[list[str]]:
+    """The table's rows, the first is the header."""
+    header = ["method", "pairs", "matches", "NFMR % [95 %]", "IR % [95 %]", "NFMR metric %", "EPE cm", "Acc5 %",
+              "Acc10 %", "accepted %", "s/pair", "CPU s/pair"]  # fmt: skip
+    return [header] + [
+        [
+            name,
+            str(s["pairs"]),
+            number(s["matches"], 0),
+            interval(s["nfmr"]),
+            interval(s["inlier_ratio"]),
+            percent(s["nfmr_metric"]),
+            number(None if s["epe"] is None else 100 * s["epe"]),
+            percent(s["acc5"]),
+            percent(s["acc10"]),
+            percent(s["accepted"]),
+            number(s["seconds"], 2),
+            number(s["cpu_seconds"], 2),
+        ]
+        for name, s in summaries.items()
+    ]
+
+
+def run_command(args: argparse.Namespace) -> int:
+    """`lepard evaluate 4dmatch`."""
+    from lepard_ros.evaluation.command import log_path, stamp, write_json
+
+    files = deformable_files(args.data)
+    if args.count is not None and args.count < len(files):
+        drawn = np.random.default_rng(args.seed).choice(len(files), size=args.count, replace=False)
+        files = [files[i] for i in np.sort(drawn)]
+    for name in args.methods:
+        make_deformable(name)
+    log = log_path(args.json)
+    records = run_deformable(files, args.methods, args.thresholds, args.jobs, log, progress=not args.quiet)
+    tables = deformable_tables(records)
+    for title, summaries in tables.items():
+        print(f"\n{title}: NFMR over the true matches, IR at {INLIER_DISTANCE} m\n")
+        print(format_table(deformable_rows(summaries)))
+    write_json(args.json, {**stamp(args), "seed": args.seed, "tables": tables, "records": records})
+    if args.report:
+        from lepard_ros.evaluation.report import deformable_report
+
+        print(f"report: {deformable_report(args.report, files, args.methods, records)}")
+    return 0

@@ -22,7 +22,7 @@ from lepard_ros.registration.rigid import RigidSettings, register_matches
 from lepard_ros.registration.types import Matches, Registration, Status, Surface
 
 if TYPE_CHECKING:
-    from lepard_ros.registration.nonrigid import NonRigidSettings
+    from lepard_ros.registration.nonrigid import WarpSettings
     from lepard_ros.registration.warp import Warp
 
 PointsLike = NDArray[np.floating] | Tensor
@@ -83,7 +83,7 @@ class EncodedCloud:
             "surface_normals": surface.normals,
             "viewpoint": surface.viewpoint,
         }
-        arrays |= {"offset": self.offset, "spacing": np.float64(surface.spacing)}
+        arrays |= {"offset": self.offset, "spacing": np.array(surface.spacing)}
         return arrays | {"weights_id": np.frombuffer(self.weights_id.encode(), dtype=np.uint8)}
 
     @classmethod
@@ -93,13 +93,15 @@ class EncodedCloud:
             surface = Surface(
                 arrays["surface_points"], arrays["surface_normals"], float(arrays["spacing"]), arrays["viewpoint"]
             )
-            needed = [torch.from_numpy(np.array(arrays[name])).to(device) for name in ("points", "normals", "features")]
-            rest = [
-                torch.from_numpy(np.array(arrays[name])).to(device) if name in arrays else None
+            tensors = {
+                name: torch.from_numpy(np.array(arrays[name])).to(device) if name in arrays else None
                 for name in ("fine_features", "patches")
-            ]
+            }
+            needed = {
+                name: torch.from_numpy(np.array(arrays[name])).to(device) for name in ("points", "normals", "features")
+            }
             weights_id = bytes(arrays["weights_id"]).decode()
-            return cls(surface, arrays["offset"], *needed, *rest, weights_id=weights_id)  # type: ignore[arg-type]
+            return cls(surface, arrays["offset"], **needed, **tensors, weights_id=weights_id)  # type: ignore[arg-type]
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"these arrays are not an encoded cloud ({error}): encode the cloud again.") from error
 
@@ -169,7 +171,7 @@ class Matcher:
             features, fine = self.network.encode(pyramid)
         patches = None
         if fine is not None:
-            patches = group_points(owner_of_fine(pyramid), len(features), self.config.patch_points).index
+            patches = group_points(owner_of_fine(pyramid), len(features), self.config.patch_points)
         normals = pyramid.normals or [torch.zeros_like(level) for level in pyramid.points]
         surface = Surface(
             pyramid.points[0].cpu().numpy().astype(np.float64), normals[0].cpu().numpy().astype(np.float64),
@@ -199,12 +201,10 @@ class Matcher:
         padded = pad_clouds(*([getattr(other, name) for other in usable] for name in ("features", "points", "normals")))
         with torch.autocast(self.device.type, enabled=self.device.type == "cuda"):
             confidence = self.network.match(sources, padded).confidence.float()
-        found = iter(confidence)
+        found = iter(confidence)  # one for each usable pair, in order
+        usable_ids = {id(other) for other in usable}
         return [
-            self._matches(cloud, other, next(found)[: len(cloud), : len(other)])
-            if len(cloud) and len(other)
-            else no_matches()
-            for other in others
+            self._matches(cloud, other, next(found)) if id(other) in usable_ids else no_matches() for other in others
         ]
 
     def register(self, source: PointsLike | EncodedCloud, target: PointsLike | EncodedCloud) -> Registration:
@@ -223,7 +223,7 @@ class Matcher:
         seconds = {"encode": encoding, "match": time.perf_counter() - started}
         return [self._register(cloud, other, matches, seconds) for other, matches in zip(others, many, strict=True)]
 
-    def warp(self, source: PointsLike, target: PointsLike, settings: "NonRigidSettings | None" = None) -> "Warp":
+    def warp(self, source: PointsLike, target: PointsLike, settings: "WarpSettings | None" = None) -> "Warp":
         """The non-rigid warp of the source's surface onto the target. source, target: (N, 3), or organised (H, W, 3)."""
         from lepard_ros.registration.nonrigid import warp_from_matches
 
@@ -263,7 +263,8 @@ class Matcher:
         return EncodedCloud(surface, offset, none, none, features, None, None, self.weights_id)
 
     def _matches(self, source: EncodedCloud, target: EncodedCloud, confidence: Tensor) -> Matches:
-        """Matches from the confidences (n, m) of one pair: of coarse points, or of the fine points inside them."""
+        """Matches from the (padded) confidences of one pair: of coarse points, or of the fine points inside them."""
+        confidence = confidence[: len(source), : len(target)]
         index = select_matches(confidence[None], self.config.confidence_threshold, self.config.mutual)[:, 1:]
         scores = confidence[index[:, 0], index[:, 1]]
         if self.config.fine_dim and len(scores) > self.settings.coarse_matches:
@@ -274,8 +275,8 @@ class Matcher:
         else:
             x, y = source.points[index[:, 0]], target.points[index[:, 1]]
         order = scores.argsort(descending=True, stable=True)[: self.settings.fine_matches]
-        x, y, scores = (value[order].cpu().numpy().astype(np.float64) for value in (x, y, scores))
-        return Matches(x + source.offset, y + target.offset, scores)
+        a, b, confidences = (value[order].cpu().numpy().astype(np.float64) for value in (x, y, scores))
+        return Matches(a + source.offset, b + target.offset, confidences)
 
     def _fine_points(
         self, source: EncodedCloud, target: EncodedCloud, index: Tensor, scores: Tensor

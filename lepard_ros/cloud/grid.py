@@ -36,8 +36,8 @@ def _sum_by_cell(cells: Tensor, count: int, columns: Tensor) -> tuple[Tensor, Te
     if count <= DENSE_CELLS:
         population = torch.bincount(cells, minlength=count)
         index = population.nonzero()[:, 0]
-        sums = [torch.bincount(cells, weights=column, minlength=count)[index] for column in columns.double().T]
-        return population[index].double(), torch.stack(sums, dim=1)
+        columns_sums = [torch.bincount(cells, weights=column, minlength=count)[index] for column in columns.double().T]
+        return population[index].double(), torch.stack(columns_sums, dim=1)
     _, inverse, population = torch.unique(cells, return_inverse=True, return_counts=True)
     sums = torch.zeros(len(population), columns.shape[1], dtype=torch.float64, device=columns.device)
     return population.double(), sums.index_add_(0, inverse, columns.double())

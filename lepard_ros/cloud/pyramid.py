@@ -113,12 +113,17 @@ def stack_pyramids(pyramids: Sequence[Pyramid]) -> Pyramid:
     return Pyramid(
         points=[torch.cat([p.points[k] for p in pyramids]) for k in range(count)],
         normals=[torch.cat([p.normals[k] for p in pyramids]) for k in range(len(pyramids[0].normals))],
-        variation=None if pyramids[0].variation is None else torch.cat([p.variation for p in pyramids]),
+        variation=_stack_optional([p.variation for p in pyramids]),
         neighbours=joined("neighbours", 0),
         pools=joined("pools", 0),
         upsamples=joined("upsamples", 1),
         lengths=[[length for p in pyramids for length in p.lengths[k]] for k in range(count)],
     )
+
+
+def _stack_optional(values: list[Tensor | None]) -> Tensor | None:
+    present = [value for value in values if value is not None]
+    return torch.cat(present) if present else None
 
 
 def _stack_indices(indices: list[Tensor], sizes: list[int]) -> Tensor:

@@ -84,10 +84,10 @@ def run(args: argparse.Namespace) -> int:
             report(log, step, progress.take(), world * args.pairs)
         if rank == 0 and step % args.save == 0:
             trainer.save(checkpoint)
-        if step % args.validate == 0:
+        if step % args.save == 0:
             stream.refresh()
-            if rank == 0:
-                check(trainer, args, log)
+        if rank == 0 and step % args.validate == 0:
+            check(trainer, args, log)
     if rank == 0:
         trainer.save(checkpoint)
         check(trainer, args, log)

@@ -86,7 +86,7 @@ def _fine_loss(
     assert x is not None and y is not None and pair.source.patches is not None and pair.target.patches is not None
     assert network.fine_matching is not None
     chosen = truth[torch.randperm(len(truth), generator=generator)[:count].to(truth.device)]
-    source, target = pair.source.patches.index[chosen[:, 0]], pair.target.patches.index[chosen[:, 1]]
+    source, target = pair.source.patches[chosen[:, 0]], pair.target.patches[chosen[:, 1]]
     warped = _warp(pair.source.pyramid.points[0], pair.fine_flow, pair.motion)
     source_valid, target_valid = source < len(warped), target < len(pair.target.pyramid.points[0])
     labels = fine_truth(

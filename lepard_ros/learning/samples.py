@@ -16,7 +16,7 @@ from lepard_ros.cloud.pyramid import Pyramid, build_pyramid
 from lepard_ros.errors import InputError
 from lepard_ros.learning.shards import Shard, load_room
 from lepard_ros.network.backbone import Relations
-from lepard_ros.network.fine import Patches, group_points, owner_of_fine
+from lepard_ros.network.fine import group_points, owner_of_fine
 from lepard_ros.network.lepard import Lepard
 
 
@@ -32,12 +32,11 @@ class Augmentation:
 
 @dataclass
 class Sample:
-    """A cloud ready for the network: pyramid, convolution operators, and the patches of fine points."""
+    """A cloud ready for the network: pyramid, convolution operators, and the fine points of each coarse one (n, P)."""
 
     pyramid: Pyramid
     relations: Relations
-    patches: Patches | None
-    nearest: Tensor | None  # (N_0,) coarse point of each fine point
+    patches: Tensor | None
 
 
 @dataclass
@@ -63,9 +62,9 @@ def make_sample(points: Tensor, viewpoint: Tensor, network: Lepard) -> Sample:
         for relation in (*relations[0], *relations[1]):
             relation.invariant_bag().transpose()
     if not config.fine_dim:
-        return Sample(pyramid, relations, None, None)
-    nearest = owner_of_fine(pyramid)
-    return Sample(pyramid, relations, group_points(nearest, len(pyramid.points[2]), config.patch_points), nearest)
+        return Sample(pyramid, relations, None)
+    patches = group_points(owner_of_fine(pyramid), len(pyramid.points[2]), config.patch_points)
+    return Sample(pyramid, relations, patches)
 
 
 @dataclass

@@ -33,9 +33,9 @@ class AttentionLayer(nn.Module):
 def project(linear: nn.Linear, x: Tensor, code: PositionCode | None) -> Tensor:
     """Project and apply the code: a sinusoidal one is added before the projection, a rotary one turns the result."""
     if code is None:
-        return linear(x)  # type: ignore[no-any-return]
+        return linear(x)
     if isinstance(code, SinusoidalCode):
-        return linear(code.apply(x))  # type: ignore[no-any-return]
+        return linear(code.apply(x))
     return code.apply(linear(x))
 
 

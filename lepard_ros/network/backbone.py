@@ -136,7 +136,8 @@ class Backbone(nn.Module):
         lengths = pyramid.lengths
         x = self.first(self.input_features(pyramid), same[0], lengths[0])
         skips = []
-        for level, blocks in enumerate(self.stages):
+        for level, stage in enumerate(self.stages):
+            blocks = list(stage.children())
             strided = len(blocks) - 1 if level < len(down) else len(blocks)
             for block in blocks[:strided]:
                 x = block(x, same[level], lengths[level], lengths[level])
@@ -169,9 +170,9 @@ class Backbone(nn.Module):
 
         def relation(queries: int, supports: int, neighbours: Tensor) -> Relation:
             radius = self.config.grid * self.config.conv_radius * 2**supports
-            normals = pyramid.normals or [None] * len(pyramid.points)
-            points = pyramid.points
-            return Relation(points[queries], points[supports], neighbours, radius, normals[queries], normals[supports])
+            points, normals = pyramid.points, pyramid.normals
+            directions = (normals[queries], normals[supports]) if normals else (None, None)
+            return Relation(points[queries], points[supports], neighbours, radius, *directions)
 
         same = [relation(level, level, index) for level, index in enumerate(pyramid.neighbours)]
         down = [relation(level + 1, level, index) for level, index in enumerate(pyramid.pools)]

@@ -86,7 +86,8 @@ class LepardConfig:
             raise InputError(
                 f"unknown network setting {unknown[0]!r}: the weights are of a newer version, update lepard_ros."
             )
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+        plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**plain)
 
 
 PAPER_RIGID = LepardConfig()

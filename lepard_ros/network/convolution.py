@@ -108,12 +108,12 @@ class _BagProduct(torch.autograd.Function):
     """Sum of weighted rows; the backward pass is the same operation with the transposed lists."""
 
     @staticmethod
-    def forward(ctx, rows: Tensor, bag: KernelBag) -> Tensor:  # type: ignore[no-untyped-def, override]
+    def forward(ctx, rows: Tensor, bag: KernelBag) -> Tensor:
         ctx.bag = bag
         return F.embedding_bag(bag.columns, rows, per_sample_weights=bag.weights.to(rows.dtype), mode="sum")
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def, override]
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
         queries, offsets, weights = ctx.bag.transpose()
         gradient = gradient.contiguous()
         return F.embedding_bag(queries, gradient, offsets, per_sample_weights=weights.to(gradient), mode="sum"), None
@@ -129,6 +129,7 @@ class KernelPointConvolution(nn.Module):
         self.weights = nn.Parameter(torch.empty(kernels, inputs, outputs))
         nn.init.kaiming_uniform_(self.weights.view(kernels * inputs, outputs).T, a=5**0.5)
         if kernel == "xyz":
+            self.kernel_points: Tensor
             self.register_buffer("kernel_points", scatter_kernel_points(kernels, 0.66 * extent))
 
     def forward(self, features: Tensor, relation: Relation) -> Tensor:
@@ -147,7 +148,7 @@ class KernelPointConvolution(nn.Module):
         kernels, inputs, outputs = self.weights.shape
         bag = relation.invariant_bag()
         rows = features @ self.weights.permute(1, 0, 2).reshape(inputs, kernels * outputs)
-        return _BagProduct.apply(rows.view(-1, outputs), bag)  # type: ignore[no-any-return]
+        return _BagProduct.apply(rows.view(-1, outputs), bag)
 
     def _xyz(self, features: Tensor, supports: Tensor, queries: Tensor, index: Tensor) -> Tensor:
         """One chunk of queries (n, 3) with its neighbours (n, K)."""

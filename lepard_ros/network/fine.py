@@ -1,20 +1,9 @@
 """Fine matching: inside a pair of matched coarse points, which fine point is which."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 
 from lepard_ros.cloud.pyramid import Pyramid
-
-
-class Patches(NamedTuple):
-    """The fine points that belong to each coarse point.
-
-    index: (n, P) into the fine points, their number for an empty place.
-    """
-
-    index: Tensor
 
 
 def owner_of_fine(pyramid: Pyramid) -> Tensor:
@@ -23,10 +12,11 @@ def owner_of_fine(pyramid: Pyramid) -> Tensor:
     return middle[pyramid.upsamples[0]]
 
 
-def group_points(nearest: Tensor, coarse: int, size: int) -> Patches:
+def group_points(nearest: Tensor, coarse: int, size: int) -> Tensor:
     """Give every fine point to its nearest coarse point, at most `size` to each.
 
     nearest: (N,) the coarse point of every fine point (`coarse` if it has none); coarse: how many there are.
+    Returns (coarse, size) indices into the fine points, N for an empty place.
     """
     count = len(nearest)
     order = torch.argsort(nearest, stable=True)
@@ -37,7 +27,7 @@ def group_points(nearest: Tensor, coarse: int, size: int) -> Patches:
     keep = (place < size) & (owner < coarse)
     index = torch.full((coarse, size), count, dtype=torch.int64, device=nearest.device)
     index[owner[keep], place[keep]] = order[keep]
-    return Patches(index)
+    return index
 
 
 class FineMatching(nn.Module):

@@ -74,7 +74,7 @@ class Lepard(nn.Module):
 
     def encode(self, pyramid: Pyramid, relations: Relations | None = None) -> tuple[Tensor, Tensor | None]:
         """Coarse features (N_2, d) and fine features (N_0, fine_dim) or None of stacked clouds."""
-        return self.backbone(pyramid, relations)  # type: ignore[no-any-return]
+        return self.backbone(pyramid, relations)
 
     def match(self, source: CoarseCloud, target: CoarseCloud, truth: RigidFit | None = None) -> LepardOutput:
         """Compare a batch of source clouds with a batch of target clouds.

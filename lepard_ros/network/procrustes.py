@@ -62,16 +62,18 @@ def robust_procrustes(
     A match's weight is its confidence times its share in the leading eigenvector of the matrix that says which
     matches keep their distance within `scale` metres; then once more with the residuals of that first fit.
     """
-    weights, x, y = top_matches(confidence, source, target, min(k, int(counts.max())))
+    k = min(k, int(counts.max()))
+    weights, x, y = top_matches(confidence, source, target, k)
+    weights = weights * (torch.arange(weights.shape[1], device=counts.device)[None] < counts[:, None])
     gap = (torch.cdist(x, x) - torch.cdist(y, y)).abs()
     agree = (1 - (gap / scale) ** 2).clamp_min(0) * (weights[:, :, None] * weights[:, None]).clamp_min(1e-12).sqrt()
     agree = agree @ agree * agree  # second order: matches that agree with the same others
-    vector = weights + 1e-6
+    vector = weights * 1.0
     for _ in range(8):
         vector = (agree @ vector[..., None])[..., 0]
         vector = vector / vector.norm(dim=1, keepdim=True).clamp_min(1e-12)
     fit = weighted_procrustes(x, y, vector)
     for width in (2.0, 1.0):
         residual = (x @ fit.rotation.transpose(1, 2) + fit.translation.transpose(1, 2) - y).norm(dim=-1)
-        fit = weighted_procrustes(x, y, weights * (1 - (residual / (width * scale)) ** 2).clamp_min(0) + 1e-9)
+        fit = weighted_procrustes(x, y, weights * (1 - (residual / (width * scale)) ** 2).clamp_min(0))
     return fit

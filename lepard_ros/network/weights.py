@@ -207,7 +207,7 @@ def rename_official(tensors: dict[str, Tensor], config: LepardConfig) -> dict[st
 
 
 def _layer_name(name: str) -> list[str]:
-    """`coarse_transformer.layers.2.0.src_proj.weight` -> layers.2.src_proj.weight; attention layers keep their names."""
+    """coarse_transformer.layers.2.0.src_proj.weight -> layers.2.src_proj.weight; attention layers keep their names."""
     parts = name.split(".")[1:]
     if parts[2] == "0":
         del parts[2]

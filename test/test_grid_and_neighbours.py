@@ -1,0 +1,95 @@
+"""The voxel grid, neighbours, normals and pyramid against brute force."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lepard_ros.cloud import grid as grid_module
+from lepard_ros.cloud.grid import grid_subsample
+from lepard_ros.cloud.neighbours import _neighbours_brute, radius_neighbours
+from lepard_ros.cloud.normals import estimate_normals
+from lepard_ros.cloud.pyramid import PyramidShape, build_pyramid, stack_pyramids
+
+SHAPE = PyramidShape(grid=0.1, radius=2.5, limits=(12, 12, 12, 12), normals=True)
+
+
+def cloud(seed: int, count: int, scale: float = 1.0) -> torch.Tensor:
+    return torch.rand(count, 3, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def brute_grid(points: np.ndarray, size: float) -> np.ndarray:
+    lowest = np.floor(points.min(0) / np.float32(size)) * np.float32(size)
+    cells: dict[tuple[int, ...], list[np.ndarray]] = {}
+    for point in points:
+        cells.setdefault(tuple(np.floor((point - lowest) / np.float32(size)).astype(int)), []).append(point)
+    return np.array(sorted(np.mean(group, axis=0, dtype=np.float64).tolist() for group in cells.values()))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 200), st.sampled_from([0.07, 0.2, 1.5]), st.booleans())
+def test_grid_is_the_barycentre_of_every_cell(seed: int, count: int, size: float, sparse: bool) -> None:
+    points = cloud(seed, count) - 0.5
+    dense_cells, grid_module.DENSE_CELLS = grid_module.DENSE_CELLS, 0 if sparse else grid_module.DENSE_CELLS
+    try:
+        ours = grid_subsample(points, size)[0].numpy()
+    finally:
+        grid_module.DENSE_CELLS = dense_cells
+    expected = brute_grid(points.numpy(), size)
+    np.testing.assert_allclose(np.array(sorted(ours.tolist())), expected, atol=1e-6)
+
+
+def test_grid_does_not_depend_on_the_order_of_points() -> None:
+    points = cloud(0, 5000)
+    shuffled = points[torch.randperm(5000, generator=torch.Generator().manual_seed(1))]
+    torch.testing.assert_close(grid_subsample(points, 0.1)[0], grid_subsample(shuffled, 0.1)[0], atol=1e-6, rtol=0)
+
+
+def test_grid_averages_values_along() -> None:
+    points = torch.tensor([[0.0, 0, 0], [0.01, 0, 0], [1, 0, 0]])
+    _, values = grid_subsample(points, 0.1, torch.tensor([[1.0], [3], [5]]))
+    assert values.flatten().tolist() == [2.0, 5.0]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 60), st.integers(1, 60), st.integers(1, 12))
+def test_neighbours_equal_brute_force(seed: int, queries: int, supports: int, limit: int) -> None:
+    a, b, radius = cloud(seed, queries), cloud(seed + 1, supports), 0.3
+    found = radius_neighbours(a, b, radius, limit)
+    torch.testing.assert_close(found, _neighbours_brute(a, b, radius, limit))
+    distance = torch.cdist(a, b)
+    for row, index in enumerate(found):
+        inside = [j for j in distance[row].argsort().tolist() if distance[row, j] < radius][:limit]
+        assert index.tolist() == inside + [supports] * (limit - len(inside))
+
+
+def test_normals_of_a_plane_look_at_the_viewpoint() -> None:
+    x, y = torch.meshgrid(torch.linspace(0, 1, 20), torch.linspace(0, 1, 20), indexing="ij")
+    points = torch.stack([x, y, 0.3 * x], -1).reshape(-1, 3)
+    neighbours = radius_neighbours(points, points, 0.2, 12)
+    normals, variation = estimate_normals(points, neighbours, torch.tensor([0.0, 0.0, 5.0]))
+    expected = torch.nn.functional.normalize(torch.tensor([-0.3, 0.0, 1.0]), dim=0)
+    torch.testing.assert_close(normals, expected.expand_as(normals), atol=1e-3, rtol=0)
+    assert variation.max() < 1e-5
+
+
+def test_stacked_pyramids_keep_every_neighbour() -> None:
+    parts = [build_pyramid(cloud(k, 400 + 100 * k, 2.0), SHAPE) for k in range(3)]
+    stacked = stack_pyramids(parts)
+    for level in range(4):
+        start = 0
+        for part in parts:
+            size = len(part.points[level])
+            rows = stacked.neighbours[level][start : start + size]
+            local = torch.where(rows == len(stacked.points[level]), size, rows - start)
+            torch.testing.assert_close(local, part.neighbours[level])
+            start += size
+    assert stacked.lengths[0] == [len(part.points[0]) for part in parts]
+
+
+@pytest.mark.parametrize("count", [3, 4, 10])
+def test_a_pyramid_of_a_few_points_can_be_built(count: int) -> None:
+    pyramid = build_pyramid(cloud(0, count), SHAPE)
+    assert len(pyramid.points) == 4
+    assert all(torch.isfinite(normals).all() for normals in pyramid.normals)

@@ -1,0 +1,258 @@
+"""The network proves itself: identities of the code, gradients, padding, permutations, invariances."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.transform import Rotation
+from torch.autograd import gradcheck
+
+from lepard_ros.cloud.pyramid import Pyramid, build_pyramid, stack_pyramids
+from lepard_ros.errors import InputError
+from lepard_ros.network.attention import AttentionLayer, PairBias
+from lepard_ros.network.config import PRESETS, SMALL_RIGID, LepardConfig
+from lepard_ros.network.convolution import KernelPointConvolution, Relation
+from lepard_ros.network.fine import FineMatching, group_points
+from lepard_ros.network.lepard import Lepard, pad_clouds, split_pairs
+from lepard_ros.network.matching import dual_softmax, select_matches, sinkhorn
+from lepard_ros.network.position import RotaryCode
+from lepard_ros.network.procrustes import RigidFit, robust_procrustes, soft_procrustes, weighted_procrustes
+
+TINY_PAPER = LepardConfig(
+    grid=0.1, width=16, feature_dim=48, neighbour_limits=(12, 12, 12, 12), max_condition_number=1e9
+)
+TINY_OURS = LepardConfig.from_dict(
+    {**SMALL_RIGID.to_dict(), "width": 16, "feature_dim": 48, "grid": 0.1, "fine_dim": 16}
+)
+
+
+def random(*shape: int, seed: int = 0, double: bool = False) -> torch.Tensor:
+    values = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return values if double else values.float()
+
+
+def wavy_cloud(seed: int, count: int = 1500) -> torch.Tensor:
+    """A bumpy sheet of 2 x 2 m, a metre before the sensor."""
+    generator = torch.Generator().manual_seed(seed)
+    xy = torch.rand(count, 2, generator=generator) * 2
+    z = 1 + 0.2 * torch.sin(4 * xy[:, :1] + seed) + 0.2 * torch.cos(5 * xy[:, 1:])
+    return torch.cat([xy, z], dim=1)
+
+
+def network_of(config: LepardConfig) -> Lepard:
+    torch.manual_seed(0)
+    return Lepard(config).eval()
+
+
+def pyramids(config: LepardConfig, *seeds: int, count: int = 1500) -> list[Pyramid]:
+    return [build_pyramid(wavy_cloud(seed, count), config.pyramid) for seed in seeds]
+
+
+def test_rotary_code_shows_only_relative_positions() -> None:
+    """The paper's equation 1."""
+    x, y, p, q = random(5, 48), random(5, 48, seed=1), random(5, 3, seed=2), random(5, 3, seed=3)
+    left = (RotaryCode(p, 48).apply(x) * RotaryCode(q, 48).apply(y)).sum(-1)
+    right = (x * RotaryCode(q - p, 48).apply(y)).sum(-1)
+    torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-4)
+
+
+def test_rotary_code_is_orthogonal() -> None:
+    x, p = random(7, 96), random(7, 3, seed=1) * 10
+    torch.testing.assert_close(RotaryCode(p, 96).apply(x).norm(dim=-1), x.norm(dim=-1))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_procrustes_equals_scipy(seed: int) -> None:
+    x, weights = random(1, 30, 3, seed=seed, double=True), random(1, 30, seed=seed + 50, double=True).abs()
+    turn = torch.from_numpy(Rotation.random(random_state=seed).as_matrix())
+    y = x @ turn.T + torch.tensor([0.3, -2, 1.0]) + 0.05 * random(1, 30, 3, seed=seed + 9, double=True)
+    fit = weighted_procrustes(x, y, weights)
+    w = weights[0].numpy() / weights.sum().item()
+    a, b = (v[0].numpy() - (w[:, None] * v[0].numpy()).sum(0) for v in (x, y))
+    expected, _ = Rotation.align_vectors(b, a, weights=w)
+    np.testing.assert_allclose(fit.rotation[0].numpy(), expected.as_matrix(), atol=1e-7)
+    assert torch.linalg.det(fit.rotation[0]) > 0
+
+
+def test_procrustes_of_collinear_points_has_an_infinite_condition() -> None:
+    line = torch.linspace(0, 1, 20)[None, :, None] * torch.tensor([1.0, 2, 3])
+    assert weighted_procrustes(line, line, torch.ones(1, 20)).condition > 1e4
+
+
+def test_robust_procrustes_ignores_wrong_matches() -> None:
+    points, turn = random(1, 60, 3), torch.from_numpy(Rotation.random(random_state=1).as_matrix()).float()
+    target = points @ turn.T + 1.0
+    confidence = torch.diag_embed(torch.full((1, 60), 0.5))
+    wrong = torch.randperm(60, generator=torch.Generator().manual_seed(2))
+    confidence[0, torch.arange(0, 60, 2), wrong[::2]] = 0.6  # as many confident wrong ones
+    counts = torch.tensor([60])
+    robust = robust_procrustes(confidence, points, target, counts, scale=0.2)
+    soft = soft_procrustes(confidence, points, target, counts)
+    torch.testing.assert_close(robust.rotation[0], turn, atol=1e-3, rtol=0)
+    assert (soft.rotation[0] - turn).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("kernel", ["xyz", "invariant"])
+def test_gradients_of_the_convolution(kernel: str) -> None:
+    points, normals = (
+        random(20, 3, double=True),
+        torch.nn.functional.normalize(random(20, 3, seed=1, double=True), dim=1),
+    )
+    index = torch.randint(0, 21, (20, 6), generator=torch.Generator().manual_seed(2))
+    layer = KernelPointConvolution(3, 2, 15 if kernel == "xyz" else 18, kernel, 2.0).double()
+    relation = Relation(points, points, index, 2.5, normals, normals)
+    features = random(20, 3, seed=3, double=True).abs().requires_grad_()
+    assert gradcheck(
+        lambda f, w: _with_weights(layer, w, f, relation), (features, layer.weights.detach().requires_grad_())
+    )
+
+
+def _with_weights(layer: KernelPointConvolution, weights: torch.Tensor, features: torch.Tensor, relation: Relation):
+    return torch.func.functional_call(layer, {"weights": weights}, (features, relation))
+
+
+def test_the_invariant_operator_of_a_constant_is_its_histogram() -> None:
+    pyramid = pyramids(TINY_OURS, 0)[0]
+    relation = network_of(TINY_OURS).backbone.relations(pyramid)[0][0]
+    layer = KernelPointConvolution(1, 4, 18, "invariant", 0.2)
+    ones = torch.ones(len(pyramid.points[0]), 1)
+    torch.testing.assert_close(layer(ones, relation), relation.invariant_bag().histogram() @ layer.weights[:, 0])
+
+
+def test_gradients_of_attention_and_pair_bias() -> None:
+    torch.manual_seed(0)
+    layer, bias = AttentionLayer(24, 4).double(), PairBias(1, 4, 0.2).double()
+    x, y = random(1, 3, 24, double=True).requires_grad_(), random(1, 4, 24, seed=1, double=True).requires_grad_()
+    codes = RotaryCode(random(1, 3, 3, double=True), 24), RotaryCode(random(1, 4, 3, seed=1, double=True), 24)
+    assert gradcheck(lambda a, b: layer(a, b, *codes, None), (x, y))
+    normals = torch.nn.functional.normalize(random(1, 3, 3, seed=5, double=True), dim=-1)
+    pair = bias(random(1, 3, 3, seed=4, double=True), normals)[0]
+    assert gradcheck(lambda a: layer(a, a, None, None, pair.detach()), (x,))
+
+
+def test_gradients_of_matching_and_procrustes() -> None:
+    mask = torch.ones(1, 4, dtype=torch.bool), torch.ones(1, 5, dtype=torch.bool)
+    scores = random(1, 4, 5, double=True).requires_grad_()
+    # dual_softmax works in float32 on purpose: compare it with its definition instead of finite differences.
+    expected = torch.autograd.grad((scores.softmax(1) * scores.softmax(2)).square().sum(), scores)[0]
+    actual = torch.autograd.grad(dual_softmax(scores, *mask).square().sum(), scores)[0]
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
+    bin_score = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(lambda s, b: sinkhorn(s, b, 3, *mask), (scores, bin_score))
+    x, y = random(1, 6, 3, double=True), random(1, 6, 3, seed=1, double=True)
+    weights = random(1, 6, seed=2, double=True).abs().requires_grad_()
+    assert gradcheck(lambda w: weighted_procrustes(x, y, w)[:2], (weights,))
+
+
+def test_sinkhorn_gives_every_point_its_share() -> None:
+    mask = torch.ones(1, 4, dtype=torch.bool), torch.ones(1, 5, dtype=torch.bool)
+    plan = sinkhorn(random(1, 4, 5), torch.tensor(1.0), 100, *mask)
+    assert (plan.sum(1) <= 1 + 1e-4).all()
+    assert (plan.sum(2) <= 1 + 1e-4).all()
+
+
+@pytest.mark.parametrize("config", [TINY_PAPER, TINY_OURS], ids=["paper", "ours"])
+def test_every_parameter_gets_a_gradient(config: LepardConfig) -> None:
+    network = network_of(config).train()
+    stacked = stack_pyramids(pyramids(config, 0, 1))
+    coarse, fine = network.encode(stacked)
+    output = network.match(*split_pairs(coarse, stacked))
+    loss = output.confidence.square().sum() + sum(r.confidence.square().sum() for r in output.repositionings)
+    if fine is not None and network.fine_matching is not None:
+        valid = torch.ones(1, 8, dtype=torch.bool)
+        loss = loss + network.fine_matching(fine[None, :8], fine[None, 8:16], valid, valid).square().sum()
+    loss.backward()
+    missing = [name for name, p in network.named_parameters() if p.grad is None or not torch.isfinite(p.grad).all()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("config", [TINY_OURS, TINY_PAPER], ids=["ours", "paper"])
+@pytest.mark.parametrize("matching", ["dual_softmax", "sinkhorn"])
+def test_a_padded_batch_equals_pairs_alone(config: LepardConfig, matching: str) -> None:
+    network = network_of(LepardConfig.from_dict({**config.to_dict(), "matching": matching, "normalisation": "cloud"}))
+    parts = [pyramids(config, 0, count=700)[0], *pyramids(config, 1, 2), pyramids(config, 3, count=400)[0]]
+    with torch.no_grad():
+        stacked = stack_pyramids(parts)
+        together = network.match(*split_pairs(network.encode(stacked)[0], stacked))
+        for number in (0, 1):
+            pair = stack_pyramids(parts[2 * number : 2 * number + 2])
+            alone = network.match(*split_pairs(network.encode(pair)[0], pair))
+            n, m = alone.confidence.shape[1:]
+            torch.testing.assert_close(together.confidence[number, :n, :m], alone.confidence[0], atol=2e-5, rtol=1e-3)
+            assert together.confidence[number, n:].sum() == 0
+            torch.testing.assert_close(together.fit.rotation[number], alone.fit.rotation[0], atol=1e-3, rtol=0)
+
+
+def test_order_of_points_does_not_matter() -> None:
+    network, points = network_of(TINY_OURS), wavy_cloud(0)
+    shuffled = points[torch.randperm(len(points), generator=torch.Generator().manual_seed(0))]
+    features = [network.encode(build_pyramid(p, TINY_OURS.pyramid))[0] for p in (points, shuffled)]
+    torch.testing.assert_close(features[0], features[1], atol=2e-3, rtol=1e-2)
+
+
+@pytest.mark.parametrize("config", [TINY_PAPER, TINY_OURS], ids=["paper", "ours"])
+def test_backbone_does_not_see_translations(config: LepardConfig) -> None:
+    network, points = network_of(config), wavy_cloud(0)
+    shift = torch.tensor([1.6, -3.2, 0.8])  # whole cells of every level
+    here = build_pyramid(points, config.pyramid)
+    there = build_pyramid(points + shift, config.pyramid, viewpoint=shift)
+    torch.testing.assert_close(network.encode(here)[0], network.encode(there)[0], atol=5e-3, rtol=1e-2)
+
+
+def test_invariant_backbone_does_not_see_rotations() -> None:
+    """On the same grid points, turned: the grid itself turns with them."""
+    network, pyramid = network_of(TINY_OURS), pyramids(TINY_OURS, 0)[0]
+    turn = torch.from_numpy(Rotation.random(random_state=3).as_matrix()).float()
+    turned = Pyramid(**{**pyramid.__dict__, "points": [p @ turn.T for p in pyramid.points],
+                        "normals": [n @ turn.T for n in pyramid.normals]})  # fmt: skip
+    torch.testing.assert_close(network.encode(pyramid)[0], network.encode(turned)[0], atol=1e-3, rtol=1e-2)
+
+
+def test_paper_sizes_have_the_published_number_of_parameters() -> None:
+    """35,395,199 used by the reference's forward pass, kernel points among them."""
+    with torch.device("meta"):
+        network = Lepard(PRESETS["paper_rigid"])
+    counted = sum(v.numel() for v in network.state_dict().values())
+    assert counted == 35_395_199
+
+
+def test_refused_repositioning_leaves_the_positions() -> None:
+    config = LepardConfig.from_dict({**TINY_PAPER.to_dict(), "max_condition_number": 0.0})
+    network, stacked = network_of(config), stack_pyramids(pyramids(config, 0, 1))
+    clouds = split_pairs(network.encode(stacked)[0], stacked)
+    output = network.match(*clouds)
+    assert not output.repositionings[0].applied.any()
+    oracle = network.match(*clouds, truth=RigidFit(torch.eye(3)[None], torch.zeros(1, 3, 1), torch.ones(1)))
+    torch.testing.assert_close(oracle.confidence, output.confidence)
+
+
+def test_select_matches() -> None:
+    confidence = torch.tensor([[[0.6, 0.2], [0.5, 0.1]]])
+    assert select_matches(confidence, 0.15, mutual=False).tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 0]]
+    assert select_matches(confidence, 0.15, mutual=True).tolist() == [[0, 0, 0]]
+
+
+def test_fine_points_are_grouped_by_their_owner() -> None:
+    index = group_points(torch.tensor([1, 0, 1, 1, 2]), coarse=2, size=2)
+    assert index.tolist() == [[1, 5], [0, 2]]
+
+
+def test_fine_matching_finds_equal_features() -> None:
+    x = torch.nn.functional.normalize(random(1, 6, 32), dim=-1) * 8
+    valid = torch.ones(1, 6, dtype=torch.bool)
+    table = FineMatching(32)(x, x, valid, valid).exp()[0, :-1, :-1]
+    assert table.argmax(1).tolist() == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [({"kernel": "square"}, "kernel"), ({"feature_dim": 50}, "multiple"), ({"colour": 1}, "colour")],
+)
+def test_impossible_settings_are_refused(change: dict, word: str) -> None:
+    with pytest.raises(InputError, match=word):
+        LepardConfig.from_dict({**SMALL_RIGID.to_dict(), **change})
+
+
+def test_clouds_without_normals_are_padded_too() -> None:
+    cloud = pad_clouds([random(2, 4), random(3, 4)], [random(2, 3), random(3, 3)], [])
+    assert cloud.normals is None
+    assert cloud.mask.tolist() == [[True, True, False], [True, True, True]]

@@ -1,0 +1,199 @@
+"""Losses against their definitions; training that stops and goes on bit for bit, alone and in two processes."""
+
+import json
+import os
+import subprocess
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lepard_ros.errors import InputError
+from lepard_ros.learning import command
+from lepard_ros.learning.losses import focal_loss, focal_loss_sinkhorn, warping_loss
+from lepard_ros.learning.meshes import MeshLibrary
+from lepard_ros.learning.objective import ObjectiveSettings, objective
+from lepard_ros.learning.samples import RoomStream, training_files
+from lepard_ros.learning.shards import make_room, room_path, save_room
+from lepard_ros.learning.training import Trainer, TrainingSettings, rate_at
+from lepard_ros.learning.truth import fine_truth, mutual_matches
+from lepard_ros.network.config import SMALL_RIGID, LepardConfig
+from lepard_ros.network.lepard import Lepard
+from lepard_ros.network.procrustes import RigidFit
+from lepard_ros.network.weights import load
+
+TINY = LepardConfig.from_dict({**SMALL_RIGID.to_dict(), "width": 16, "feature_dim": 24, "fine_dim": 8, "grid": 0.1})
+
+
+@pytest.fixture(scope="session")
+def rooms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two generated rooms to train on, from procedural furniture only."""
+    folder = tmp_path_factory.mktemp("rooms")
+    library = MeshLibrary()
+    for seed in (100, 101):
+        save_room(room_path(folder, seed), make_room(seed, library))
+    return folder
+
+
+def trainer_of(seed: int = 0, **settings: object) -> Trainer:
+    torch.manual_seed(seed)
+    return Trainer(Lepard(TINY), TrainingSettings(warmup=2, **settings))  # type: ignore[arg-type]
+
+
+def test_focal_loss_by_hand() -> None:
+    confidence = torch.tensor([[[0.5, 0.1], [0.2, 0.9]]])
+    matches = torch.tensor([[0, 0, 0], [0, 1, 1]])
+    expected = -0.25 * (0.5**2 * np.log(0.5) + 0.1**2 * np.log(0.9)) / 2
+    assert float(focal_loss(confidence, matches)) == pytest.approx(expected, rel=1e-5)
+    negative = -0.25 * (0.1**2 * np.log(0.9) + 0.2**2 * np.log(0.8)) / 2
+    assert float(focal_loss_sinkhorn(confidence, matches)) == pytest.approx(expected + negative, rel=1e-5)
+    assert float(focal_loss(confidence, matches[:0])) == 0.0
+
+
+def test_warping_loss_by_hand() -> None:
+    source = torch.tensor([[[1.0, 0, 0], [0, 1, 0]]])
+    fit = RigidFit(torch.eye(3)[None], torch.tensor([[[0.1], [0], [0.2]]]), torch.ones(1))
+    # Only the first point has a true match: |0.1| + |0.2|.
+    assert float(warping_loss(fit, source, source, torch.tensor([[0, 0, 3]]))) == pytest.approx(0.3)
+
+
+def test_mutual_matches_by_hand() -> None:
+    warped = torch.tensor([[0.0, 0, 0], [0.05, 0, 0], [5, 0, 0]])
+    target = torch.tensor([[0.01, 0, 0], [1, 0, 0]])
+    assert mutual_matches(warped, target, 0.1).tolist() == [[0, 0]]
+
+
+def test_fine_truth_by_hand() -> None:
+    warped = torch.tensor([[[0.0, 0, 0], [0.5, 0, 0]]])
+    target = torch.tensor([[[0.02, 0, 0], [0.56, 0, 0]]])
+    valid = torch.ones(1, 2, dtype=torch.bool)
+    truth = fine_truth(warped, target, valid, valid, grid=0.05)
+    assert truth.matched[0].tolist() == [[True, False], [False, False]]
+    assert truth.lonely_source[0].tolist() == [False, False]  # 0.06 m: neither right nor clearly wrong
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "linear", "exponential"])
+def test_schedules_start_full_and_never_rise_after_the_warm_up(schedule: str) -> None:
+    settings = TrainingSettings(steps=100, warmup=10, schedule=schedule)
+    rates = [rate_at(step, settings) for step in range(10, 101)]
+    assert rates[0] <= 1
+    assert all(b <= a + 1e-9 for a, b in zip(rates, rates[1:], strict=False))
+    if schedule != "constant":
+        assert rates[-1] == pytest.approx(settings.final_rate, rel=1e-3)
+
+
+def test_pairs_are_true(rooms: Path) -> None:
+    """The motion of every drawn pair lays overlapping surfaces on each other."""
+    stream = RoomStream([rooms], Lepard(TINY), lanes=2, visit=4)
+    for pair in stream.batch(0):
+        source, target = pair.source.pyramid.points[0], pair.target.pyramid.points[0]
+        moved = source @ pair.motion[:3, :3].T + pair.motion[:3, 3]
+        assert (torch.cdist(moved, target).amin(1) < 0.1).float().mean() > 0.05
+
+
+def test_streams_are_a_function_of_the_step(rooms: Path) -> None:
+    network = Lepard(TINY)
+    one, two = (RoomStream([rooms], network, seed=3, lanes=2, visit=4) for _ in range(2))
+    for step in range(4):
+        one.batch(step)
+    late, direct = one.batch(5), two.batch(5)
+    for a, b in zip(late, direct, strict=True):
+        torch.testing.assert_close(a.source.pyramid.points[0], b.source.pyramid.points[0], rtol=0, atol=0)
+        torch.testing.assert_close(a.motion, b.motion, rtol=0, atol=0)
+
+
+def test_training_reduces_the_loss(rooms: Path) -> None:
+    trainer = trainer_of(rate=3e-3)
+    pairs = RoomStream([rooms], trainer.network, lanes=2, visit=4).batch(0)
+    losses = [trainer.step(pairs)["loss"] for _ in range(25)]
+    assert np.mean(losses[-3:]) < 0.8 * losses[0]
+
+
+def test_resumed_training_is_identical(rooms: Path, tmp_path: Path) -> None:
+    through = trainer_of()
+    stream = RoomStream([rooms], through.network, lanes=1, visit=4)
+    for step in range(4):
+        through.step(stream.batch(step))
+    first = trainer_of()
+    for step in range(2):
+        first.step(RoomStream([rooms], first.network, lanes=1, visit=4).batch(step))
+    first.save(tmp_path / "checkpoint.pt")
+    second = trainer_of(seed=99)
+    second.load(tmp_path / "checkpoint.pt")
+    for step in range(2, 4):
+        second.step(RoomStream([rooms], second.network, lanes=1, visit=4).batch(step))
+    for one, two in ((through.network.state_dict(), second.network.state_dict()), (through.averaged, second.averaged)):
+        for name, value in one.items():
+            torch.testing.assert_close(value, two[name], rtol=0, atol=0)
+
+
+def test_command_trains_resumes_and_writes_weights(rooms: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(command.PRESETS, "small_rigid", TINY)
+    parser = ArgumentParser()
+    command.add_arguments(parser)
+    for steps in ("2", "3"):
+        options = ["--data", str(rooms), "--out", str(tmp_path), "--steps", steps, "--pairs", "1", "--report", "1"]
+        assert command.run(parser.parse_args(options)) == 0
+    network, card = load(tmp_path / "weights.safetensors")
+    assert card.training["steps"] == 3
+    assert network.config == TINY
+    assert (tmp_path / "curves.png").stat().st_size > 1000
+    assert len((tmp_path / "log.csv").read_text().splitlines()) >= 4
+
+
+def test_missing_data_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="synthesise"):
+        training_files([tmp_path])
+
+
+def test_checkpoints_of_other_sizes_are_refused(tmp_path: Path) -> None:
+    trainer_of().save(tmp_path / "checkpoint.pt")
+    other = Trainer(Lepard(LepardConfig.from_dict({**TINY.to_dict(), "feature_dim": 48})), TrainingSettings())
+    with pytest.raises(InputError, match="other sizes"):
+        other.load(tmp_path / "checkpoint.pt")
+
+
+TWO_PROCESSES = """
+import json, sys, torch
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from test_training import TINY
+from lepard_ros.learning.objective import ObjectiveSettings, objective
+from lepard_ros.learning.samples import RoomStream
+from lepard_ros.learning.training import average_gradients, start_processes
+from lepard_ros.network.lepard import Lepard
+rank, world = start_processes("cpu")
+torch.manual_seed(0)
+network = Lepard(TINY)
+pairs = RoomStream([Path(sys.argv[1])], network, lanes=2, visit=4).batch(0)
+objective(network, [pairs[rank]], ObjectiveSettings(), seed=0).loss.backward()
+parameters = list(network.parameters())
+average_gradients(parameters)
+if rank == 0:
+    Path(sys.argv[2]).write_text(json.dumps([world, float(torch.cat([p.grad.flatten() for p in parameters]).norm())]))
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_mean_gradient(rooms: Path, tmp_path: Path) -> None:
+    script, result = tmp_path / "two.py", tmp_path / "result.json"
+    script.write_text(TWO_PROCESSES)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    done = subprocess.run(
+        [*launch, str(rooms), str(result), str(Path(__file__).parent)], env=dict(os.environ), capture_output=True, text=True,
+        timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    world, norm = json.loads(result.read_text())
+    torch.manual_seed(0)
+    network = Lepard(TINY)
+    pairs = RoomStream([rooms], network, lanes=2, visit=4).batch(0)
+    for pair in pairs:
+        (objective(network, [pair], ObjectiveSettings(), seed=0).loss / 2).backward()
+    expected = float(torch.cat([p.grad.flatten() for p in network.parameters()]).norm())
+    assert world == 2
+    assert norm == pytest.approx(expected, rel=1e-4)

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from registration_scene import SPACING, two_views
 
 from lepard_ros.registration.acceptance import AcceptanceSettings, gather_evidence, judge, quality
 from lepard_ros.registration.free_space import FreeSpaceSettings, conflicts, depth_map, octahedral_cells
 from lepard_ros.registration.kabsch import exponential, move
 from lepard_ros.registration.types import Matches, Status, Surface
+from registration_scene import SPACING, two_views
 
 SETTINGS = AcceptanceSettings()
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from registration_scene import planted_matches, random_motion
 
 from lepard_ros.registration.consistency import (
     ConsistencySettings,
@@ -13,6 +12,7 @@ from lepard_ros.registration.consistency import (
     pair_distances,
 )
 from lepard_ros.registration.kabsch import move
+from registration_scene import planted_matches, random_motion
 
 SETTINGS = ConsistencySettings()
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from registration_scene import box_room, look, random_motion, view
 from scipy.spatial.transform import Rotation
 
 from lepard_ros.registration import covariance as module
@@ -10,6 +9,7 @@ from lepard_ros.registration.covariance import alignment_covariance
 from lepard_ros.registration.icp import Contact, IcpSettings, align, touch
 from lepard_ros.registration.kabsch import invert, move
 from lepard_ros.registration.types import Surface
+from registration_scene import box_room, look, random_motion, view
 
 SPACING = module.PATCH  # at this spacing every point is an observation of its own
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from registration_scene import SPACING, box_room, look, two_views, view
 
 from lepard_ros.registration.icp import Contact, IcpSettings, align, normal_equations, sample, touch, tukey
 from lepard_ros.registration.kabsch import exponential, move, rotation_angle
 from lepard_ros.registration.types import Surface
+from registration_scene import SPACING, box_room, look, two_views, view
 
 
 def random_contact(seed: int, count: int = 40) -> Contact:

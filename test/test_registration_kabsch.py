@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from registration_scene import random_motion
 from scipy.spatial.transform import Rotation
 
 from lepard_ros.registration.kabsch import exponential, invert, kabsch, kabsch_many, move, rotation_angle
+from registration_scene import random_motion
 
 
 @pytest.mark.parametrize("seed", range(5))

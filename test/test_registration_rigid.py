@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import shared_data
-from registration_scene import SPACING, two_views
 
+from conftest import shared_data
 from lepard_ros.errors import InputError
 from lepard_ros.registration.fallback import register_fpfh
 from lepard_ros.registration.kabsch import move, rotation_angle
 from lepard_ros.registration.rigid import register_matches
 from lepard_ros.registration.types import Matches, Registration, Status, Surface
+from registration_scene import SPACING, two_views
 
 
 def view_matches(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lepard_ros.registration.free_space import FreeSpaceSettings, conflicts
+from lepard_ros.registration.free_space import FreeSpaceSettings, conflicts, octahedral_cells
 from lepard_ros.registration.icp import Contact, normal_equations, sample, touch
 from lepard_ros.registration.kabsch import invert, move
 from lepard_ros.registration.types import FloatArray, Matches, Status, Surface
@@ -36,17 +36,16 @@ class AcceptanceSettings:
 class Evidence(NamedTuple):
     """What speaks for each of H motions; every field is (H,).
 
-    inliers: matches that agree; inlier_ratio: their share. overlap: share of the smaller cloud that lies on the other;
-    lying: how many grid points that is. fit: of the points that come near the other surface, the share that lies on
-    it with agreeing normals. residual: mean distance from the surface, in spacings. conflict: points in free space
-    over all points that can be judged. determinacy: how strongly the touching normals resist the least resisted
-    motion, in [0, 1]; a plane has 0.
+    inliers: matches that agree. overlap: share of the smaller cloud that lies on the other. detail: how much distinct
+    surface lies on the other, see `distinctness`. fit: of the distinct surface that comes near the other one, the
+    share that lies on it with agreeing normals. residual: mean distance from the surface, in spacings. conflict:
+    points in free space over all points that can be judged. determinacy: how strongly the touching normals resist
+    the least resisted motion, in [0, 1]; a plane has 0.
     """
 
     inliers: FloatArray
-    inlier_ratio: FloatArray
     overlap: FloatArray
-    lying: FloatArray
+    detail: FloatArray
     fit: FloatArray
     residual: FloatArray
     conflict: FloatArray
@@ -63,25 +62,36 @@ def gather_evidence(
 ) -> Evidence:
     """Evidence for motions (H, 4, 4), from at most `most_points` points of each cloud."""
     few_source, few_target = sample(source, most_points), sample(target, most_points)
-    inverse, reach = invert(transforms), settings.reach * target.spacing
+    reach = settings.reach * target.spacing
     forward = touch(few_source, target, transforms, reach, settings.least_facing)
-    backward = touch(few_target, source, inverse, reach, settings.least_facing)
+    backward = touch(few_target, source, invert(transforms), reach, settings.least_facing)
     source_lies, target_lies = forward.lying(target.spacing), backward.lying(target.spacing)
-    near = np.isfinite(forward.distance).sum(1) + np.isfinite(backward.distance).sum(1)
-    lying = source_lies.sum(1) + target_lies.sum(1)
+    source_worth, target_worth = distinctness(few_source), distinctness(few_target)
+    lying = source_lies @ source_worth + target_lies @ target_worth
+    near = np.isfinite(forward.distance) @ source_worth + np.isfinite(backward.distance) @ target_worth
     blocked = conflicts(forward.moved, target, settings.free_space).sum(1)
     blocked += conflicts(backward.moved, source, settings.free_space).sum(1)
-    inliers = agreeing_matches(matches, transforms, settings.match_radius).sum(1)
     return Evidence(
-        inliers=inliers.astype(float),
-        inlier_ratio=inliers / max(len(matches.confidence), 1),
+        inliers=agreeing_matches(matches, transforms, settings.match_radius).sum(1).astype(float),
         overlap=np.maximum(source_lies.mean(1), target_lies.mean(1)),
-        lying=source_lies.mean(1) * len(source.points),
-        fit=lying / np.maximum(near, 1),
+        detail=(source_lies @ source_worth) * np.sqrt(len(source.points) / len(few_source.points)),
+        fit=lying / np.maximum(near, 1e-9),
         residual=mean_residual(forward, source_lies) / target.spacing,
-        conflict=blocked / np.maximum(blocked + lying, 1),
+        conflict=blocked / np.maximum(blocked + source_lies.sum(1) + target_lies.sum(1), 1),
         determinacy=determinacy(forward, source_lies),
     )
+
+
+def distinctness(surface: Surface) -> FloatArray:
+    """What each point of a surface is worth as evidence, (N,): a wall fits any wall, a chair only a chair.
+
+    Points are put together by the plane they lie on (direction of the normal and offset, coarsely), and a plane of n
+    points is worth the root of n.
+    """
+    offset = np.einsum("ni,ni->n", surface.points - surface.points.mean(0), surface.normals)
+    planes = octahedral_cells(surface.normals, 8) * 1000 + np.clip(np.round(offset / 0.25), -400, 400).astype(np.int64)
+    _, plane, count = np.unique(planes, return_inverse=True, return_counts=True)
+    return 1.0 / np.sqrt(count[plane])
 
 
 def agreeing_matches(matches: Matches, transforms: FloatArray, radius: float) -> NDArray[np.bool_]:
@@ -112,24 +122,25 @@ def determinacy(contact: Contact, lying: NDArray[np.bool_]) -> FloatArray:
 
 
 # Log-odds that a motion is right = BIAS + sum of COEFFICIENTS * (feature - CENTRE).
-FEATURES = ("inliers", "inlier_ratio", "overlap", "lying", "fit", "residual", "conflict", "determinacy")
-CENTRE = np.array([3.0, 0.2, 0.3, 6.0, 0.6, 0.25, 0.05, -2.0])
-COEFFICIENTS = np.array([1.0, 2.0, 3.0, 0.5, 6.0, -6.0, -10.0, 1.0])
+FEATURES = Evidence._fields
+CENTRE = np.array([4.0, 0.3, 4.0, 0.6, 0.2, -3.5, -1.8])
+COEFFICIENTS = np.array([1.0, 0.0, 1.0, 5.0, -5.0, -2.0, 1.0])
 BIAS = 0.0
 
 
 def features(evidence: Evidence) -> FloatArray:
-    """What the rule weighs, (H, 8): counts and determinacy as logarithms."""
+    """What the rule weighs, (H, 7): counts, conflict and determinacy as logarithms."""
     logged = evidence._replace(
         inliers=np.log1p(evidence.inliers),
-        lying=np.log1p(evidence.lying),
+        detail=np.log1p(evidence.detail),
+        conflict=np.log(0.005 + evidence.conflict),
         determinacy=np.log(np.maximum(evidence.determinacy, 1e-3)),
     )
-    return np.stack([getattr(logged, name) for name in FEATURES], axis=1)
+    return np.stack(logged, axis=1)
 
 
 def contributions(evidence: Evidence, settings: AcceptanceSettings) -> FloatArray:
-    """What each feature adds to the log-odds, (H, 8)."""
+    """What each feature adds to the log-odds, (H, 7)."""
     parts = COEFFICIENTS * (features(evidence) - CENTRE)
     parts[:, FEATURES.index("conflict")] *= settings.free_space_weight
     return parts
@@ -142,9 +153,8 @@ def quality(evidence: Evidence, settings: AcceptanceSettings) -> FloatArray:
 
 REASONS = {
     "inliers": Status.TOO_FEW_INLIERS,
-    "inlier_ratio": Status.TOO_FEW_INLIERS,
     "overlap": Status.LOW_OVERLAP,
-    "lying": Status.LOW_OVERLAP,
+    "detail": Status.LOW_OVERLAP,
     "fit": Status.HIGH_RESIDUAL,
     "residual": Status.HIGH_RESIDUAL,
     "conflict": Status.FREE_SPACE,

@@ -78,7 +78,7 @@ def invert(transform: FloatArray) -> FloatArray:
 
 
 def exponential(twist: FloatArray) -> FloatArray:
-    """Motions (..., 4, 4) that turn by a rotation vector, then shift. twist: (..., 6), [translation, rotation vector]."""
+    """Motions (..., 4, 4) from twists (..., 6), [translation, rotation vector]: first turn, then shift."""
     vector = twist[..., 3:]
     angle = np.linalg.norm(vector, axis=-1)[..., None, None]
     cross = np.zeros((*vector.shape[:-1], 3, 3))

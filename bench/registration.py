@@ -1,0 +1,384 @@
+"""Registration measured: speed, recall and false accepts beside other methods, the acceptance rule, the covariance.
+
+    export PYTHONPATH=. OMP_NUM_THREADS=1
+    python bench/registration.py speed
+    python bench/registration.py compare SHARED/data --pairs 60
+    python bench/registration.py fit runs/rooms --rooms 40        # prints the constants of acceptance.py
+    python bench/registration.py covariance runs/rooms --rooms 10
+
+Times are CPU seconds of one thread. A registration is right within 15 degrees and 0.3 m.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.spatial import cKDTree
+from scipy.spatial.transform import Rotation
+
+from lepard_ros.cloud.depth import Camera, depth_to_points
+from lepard_ros.cloud.grid import grid_subsample
+from lepard_ros.cloud.normals import estimate_normals
+from lepard_ros.registration.acceptance import FEATURES, Evidence, features, gather_evidence
+from lepard_ros.registration.consistency import ConsistencySettings, find_hypotheses
+from lepard_ros.registration.fallback import FpfhSettings, match_fpfh, register_fpfh
+from lepard_ros.registration.icp import IcpSettings, align, sample
+from lepard_ros.registration.kabsch import exponential, move, rotation_angle
+from lepard_ros.registration.rigid import RigidSettings, checked_matches, register_matches
+from lepard_ros.registration.types import FloatArray, Surface
+
+SPACING = 0.05
+UNIT = 0.00025
+
+
+class Pair(NamedTuple):
+    """Two surfaces and the motion between them, or None if they do not show one place."""
+
+    source: Surface
+    target: Surface
+    truth: FloatArray | None
+
+
+def surface_of(points: NDArray[np.floating]) -> Surface:
+    """A cloud (N, 3) in the frame of its camera, on the grid and with normals."""
+    (grid,) = grid_subsample(torch.as_tensor(np.ascontiguousarray(points), dtype=torch.float32), SPACING)
+    _, index = cKDTree(grid.numpy()).query(grid.numpy(), k=20, distance_upper_bound=3.0 * SPACING)
+    normals, _ = estimate_normals(grid, torch.as_tensor(index), torch.zeros(3))
+    return Surface(grid.double().numpy(), normals.double().numpy(), SPACING)
+
+
+def motion_error(found: FloatArray, truth: FloatArray) -> tuple[float, float]:
+    """Degrees and metres between two motions (4, 4)."""
+    turned = np.degrees(rotation_angle(found[:3, :3] @ truth[:3, :3].T))
+    return float(turned), float(np.linalg.norm(found[:3, 3] - truth[:3, 3]))
+
+
+def is_right(found: FloatArray, truth: FloatArray | None, degrees: float = 15.0, metres: float = 0.3) -> bool:
+    """Whether a motion (4, 4) is near the truth; nothing is right between unrelated places."""
+    if truth is None:
+        return False
+    turned, shifted = motion_error(found, truth)
+    return turned < degrees and shifted < metres
+
+
+# Data
+
+
+@lru_cache(maxsize=512)
+def fragment(folder: Path, name: str) -> Surface:
+    """A 3DMatch fragment "scene/number"."""
+    scene, number = name.rsplit("/", 1)
+    with np.load(folder / f"{scene}.npz") as scans:
+        return surface_of(scans[number] * UNIT)
+
+
+def threedmatch_pairs(data: Path, benchmark: str, count: int) -> Iterator[Pair]:
+    """A fixed sample of the pairs of "3DMatch" or "3DLoMatch"."""
+    folder = data / "3dmatch"
+    truth = np.load(folder / f"gt_{benchmark}.npz")
+    for index in np.random.default_rng(1).permutation(len(truth["src"]))[:count]:
+        motion = np.eye(4)
+        motion[:3, :3], motion[:3, 3] = truth["rot"][index], truth["trans"][index].ravel()
+        yield Pair(fragment(folder, str(truth["src"][index])), fragment(folder, str(truth["tgt"][index])), motion)
+
+
+def unrelated_pairs(data: Path, count: int) -> Iterator[Pair]:
+    """3DMatch fragments of different scenes."""
+    folder = data / "3dmatch"
+    truth = np.load(folder / "gt_3DMatch.npz")
+    names = np.unique(truth["src"]).tolist()
+    rng = np.random.default_rng(2)
+    while count > 0:
+        source, target = rng.choice(names, 2)
+        if source.rsplit("/", 1)[0] != target.rsplit("/", 1)[0]:
+            count -= 1
+            yield Pair(fragment(folder, str(source)), fragment(folder, str(target)), None)
+
+
+def tum_pairs(data: Path, count: int) -> Iterator[Pair]:
+    """Pairs of single depth images of TUM fr1_desk."""
+    import matplotlib.image
+
+    folder = data / "tum_fr1_desk"
+    words = (folder / "camera.txt").read_text().splitlines()[0].split()
+    numbers = {key: float(value) for key, value in zip(words[::2], words[1::2], strict=True)}
+    camera = Camera(
+        int(numbers["width"]), int(numbers["height"]), numbers["fx"], numbers["fy"], numbers["cx"], numbers["cy"]
+    )
+    poses = {
+        line.split()[0]: tum_pose(line) for line in (folder / "poses.txt").read_text().splitlines() if line[0] != "#"
+    }
+
+    @lru_cache(maxsize=200)
+    def load(stamp: str) -> Surface:
+        image = matplotlib.image.imread(folder / "depth" / f"{stamp}.png")
+        depth = np.round(image * 65535.0) / numbers["depth_scale"]
+        points = depth_to_points(depth, camera).reshape(-1, 3)
+        return surface_of(points[np.isfinite(points).all(1) & (points[:, 2] < 4.0) & (points[:, 2] > 0.3)])
+
+    lines = [line.split() for line in (folder / "pairs.txt").read_text().splitlines() if line[0] != "#"]
+    for target, source, _ in lines[:count]:
+        yield Pair(load(source), load(target), np.linalg.solve(poses[target], poses[source]))
+
+
+def tum_pose(line: str) -> FloatArray:
+    """The pose (4, 4) of a line "stamp tx ty tz qx qy qz qw"."""
+    values = np.array(line.split()[1:], dtype=float)
+    pose = np.eye(4)
+    pose[:3, :3], pose[:3, 3] = Rotation.from_quat(values[3:]).as_matrix(), values[:3]
+    return pose
+
+
+def room_pairs(files: list[Path], per_room: int, unrelated: int) -> Iterator[Pair]:
+    """Pairs of synthetic rooms, and as many unrelated ones per room as asked for, with clouds of the room before."""
+    strangers: list[Surface] = []
+    for path in files:
+        rng = np.random.default_rng(int(path.stem.split("_")[-1]))
+        with np.load(path) as shard:
+            points, offset, pose, pairs = (shard[name] for name in ("points", "offset", "pose", "pairs"))
+        clouds: dict[int, Surface] = {}
+
+        def cloud(index: int, points=points, offset=offset, clouds=clouds) -> Surface:  # type: ignore[no-untyped-def]
+            if index not in clouds:
+                clouds[index] = surface_of(points[offset[index] : offset[index + 1]] * UNIT)
+            return clouds[index]
+
+        for first, second in rng.permutation(pairs)[:per_room].tolist():
+            yield Pair(cloud(first), cloud(second), np.linalg.solve(pose[second], pose[first]))
+        for index, stranger in zip(rng.permutation(list(clouds)).tolist()[:unrelated], strangers, strict=False):
+            yield Pair(cloud(index), stranger, None)
+        strangers = list(clouds.values())
+
+
+# Methods
+
+
+def by_us(source: Surface, target: Surface) -> FloatArray | None:
+    """FPFH features, our hypotheses, verification and acceptance."""
+    return register_fpfh(source, target).transform
+
+
+def by_ransac(source: Surface, target: Surface) -> FloatArray | None:
+    """Open3D: FPFH, RANSAC with 100,000 draws, point-to-plane ICP; never refuses."""
+    import open3d
+
+    registration = open3d.pipelines.registration
+    clouds, fpfh = [], []
+    for surface in (source, target):
+        cloud = open3d.geometry.PointCloud(open3d.utility.Vector3dVector(surface.points))
+        cloud.normals = open3d.utility.Vector3dVector(surface.normals)
+        within = open3d.geometry.KDTreeSearchParamHybrid(5.0 * SPACING, 100)
+        clouds.append(cloud)
+        fpfh.append(registration.compute_fpfh_feature(cloud, within))
+    open3d.utility.random.seed(0)
+    coarse = registration.registration_ransac_based_on_feature_matching(
+        *clouds, *fpfh, True, 1.5 * SPACING, registration.TransformationEstimationPointToPoint(False), 3,
+        [registration.CorrespondenceCheckerBasedOnEdgeLength(0.9),
+         registration.CorrespondenceCheckerBasedOnDistance(1.5 * SPACING)],
+        registration.RANSACConvergenceCriteria(100_000, 0.999),
+    )  # fmt: skip
+    plane = registration.TransformationEstimationPointToPlane()
+    return registration.registration_icp(*clouds, 1.5 * SPACING, coarse.transformation, plane).transformation
+
+
+def by_kiss(source: Surface, target: Surface) -> FloatArray | None:
+    """KISS-Matcher with its own defaults; refuses when its solution is not valid."""
+    import kiss_matcher
+
+    matcher = kiss_matcher.KISSMatcher(kiss_matcher.KISSMatcherConfig(SPACING))
+    solution = matcher.estimate(source.points.astype(np.float32), target.points.astype(np.float32))
+    if not solution.valid:
+        return None
+    transform = np.eye(4)
+    transform[:3, :3], transform[:3, 3] = solution.rotation, solution.translation
+    return transform
+
+
+METHODS: dict[str, Callable[[Surface, Surface], FloatArray | None]] = {
+    "fpfh + ours": by_us,
+    "fpfh + ransac": by_ransac,
+    "kiss-matcher": by_kiss,
+}
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Print recall, false results and CPU seconds of every method on every data set."""
+    sets = {name: threedmatch_pairs(args.folder, name, args.pairs) for name in ("3DMatch", "3DLoMatch")}
+    sets["TUM"] = tum_pairs(args.folder, args.pairs)
+    sets["unrelated"] = unrelated_pairs(args.folder, args.pairs)
+    print(f"{'data':10} {'method':14} {'pairs':>5} {'right':>7} {'wrong':>7} {'refused':>7} {'CPU s':>6}")
+    for name, pairs in sets.items():
+        pairs = list(pairs)
+        for method in args.methods:
+            right, wrong, seconds = 0, 0, 0.0
+            for pair in pairs:
+                start = time.process_time()
+                found = METHODS[method](pair.source, pair.target)
+                seconds += time.process_time() - start
+                right += found is not None and is_right(found, pair.truth)
+                wrong += found is not None and not is_right(found, pair.truth)
+            count = len(pairs)
+            shares = [f"{100.0 * part / count:6.1f}%" for part in (right, wrong, count - right - wrong)]
+            print(f"{name:10} {method:14} {count:5} {' '.join(shares)} {seconds / count:6.2f}", flush=True)
+
+
+# The acceptance rule
+
+
+def chosen_motion(pair: Pair, settings: RigidSettings) -> tuple[FloatArray, Evidence] | None:
+    """The motion (4, 4) that would be judged, and its evidence."""
+    matches = checked_matches(match_fpfh(pair.source, pair.target, FpfhSettings()))
+    open_rule = replace(settings.acceptance, least_quality=-np.inf, least_overlap=0.0, least_determinacy=0.0)
+    found = register_matches(matches, pair.source, pair.target, replace(settings, acceptance=open_rule))
+    if found.transform is None:
+        return None
+    motion = found.transform[None]
+    rule, points = settings.acceptance, settings.refine_points
+    return found.transform, gather_evidence(matches, pair.source, pair.target, motion, rule, points)
+
+
+def fit(args: argparse.Namespace) -> None:
+    """Fit the log-odds of acceptance.py to rooms, and print its constants.
+
+    The bias is set so that one in a hundred unrelated pairs would reach the log-odds of zero.
+    """
+    rows, right, related = [], [], []
+    for pair in room_pairs(room_files(args), args.pairs, args.pairs):
+        chosen = chosen_motion(pair, RigidSettings())
+        if chosen is not None:
+            rows.append(features(chosen[1])[0])
+            right.append(is_right(chosen[0], pair.truth))
+            related.append(pair.truth is not None)
+    values, labels = np.array(rows), np.array(right)
+    centre, coefficients = values.mean(0), logistic_regression(values, labels)
+    scores = (values - centre) @ coefficients
+    bias = -np.quantile(scores[~np.array(related)], 0.99)
+    print(f"{len(labels)} pairs, {labels.sum()} right; accepted of the right: {np.mean(scores[labels] > -bias):.3f}")
+    for name, numbers in (("FEATURES", FEATURES), ("CENTRE", centre.round(3)), ("COEFFICIENTS", coefficients.round(3))):
+        print(name, "=", list(numbers))
+    print("BIAS =", round(float(bias), 3))
+
+
+def logistic_regression(values: FloatArray, labels: NDArray[np.bool_], ridge: float = 1.0) -> FloatArray:
+    """Coefficients (F,) of log-odds linear in values (N, F), by Newton steps; the ridge is on standardised values."""
+    scale = values.std(0) + 1e-9
+    design = np.column_stack([(values - values.mean(0)) / scale, np.ones(len(values))])
+    penalty = np.diag([ridge] * values.shape[1] + [1e-6])
+    solution = np.zeros(design.shape[1])
+    for _ in range(50):
+        chance = 1.0 / (1.0 + np.exp(-np.clip(design @ solution, -30.0, 30.0)))
+        curvature = (design.T * (chance * (1.0 - chance))) @ design + penalty
+        solution -= np.linalg.solve(curvature, design.T @ (chance - labels) + penalty @ solution)
+    return solution[:-1] / scale
+
+
+def room_files(args: argparse.Namespace) -> list[Path]:
+    """The room files from `--first-seed` on, at most `--rooms`."""
+    files = [path for path in sorted(args.folder.glob("room_*.npz")) if int(path.stem[5:]) >= args.first_seed]
+    return files[: args.rooms]
+
+
+# The covariance
+
+
+def covariance(args: argparse.Namespace) -> None:
+    """Print the mean normalised error (error^T covariance^-1 error) / 6 of true motions: one is perfect."""
+    normalised = []
+    for pair in room_pairs(room_files(args), args.pairs, 0):
+        assert pair.truth is not None
+        found = register_fpfh(pair.source, pair.target)
+        if found.transform is None or found.covariance is None or not is_right(found.transform, pair.truth):
+            continue
+        turned = Rotation.from_matrix(pair.truth[:3, :3] @ found.transform[:3, :3].T).as_rotvec()
+        error = np.concatenate([pair.truth[:3, 3] - found.transform[:3, 3], turned])
+        normalised.append(error @ np.linalg.solve(found.covariance, error) / 6.0)
+    spread = np.percentile(normalised, [10, 50, 90]).round(2)
+    print(f"{len(normalised)} pairs: mean NEES / 6 = {np.mean(normalised):.2f}, 10/50/90 % = {spread}")
+
+
+# Speed
+
+
+def speed(_: argparse.Namespace) -> None:
+    """Print CPU milliseconds of the hypotheses for several numbers of matches, and of ICP."""
+    for count in (250, 500, 1000, 1500):
+        rng = np.random.default_rng(count)
+        source, target = (rng.uniform(-2.0, 2.0, (count, 3)) for _ in range(2))
+        true = count // 20
+        target[:true] = move(exponential(rng.normal(size=6)), source[:true]) + rng.normal(size=(true, 3)) * 0.03
+        matches = [torch.as_tensor(values) for values in (source, target, rng.uniform(0.1, 1.0, count))]
+        milliseconds = 1e3 * cpu_seconds(lambda matches=matches: find_hypotheses(*matches, ConsistencySettings()))
+        print(f"hypotheses of {count:5} matches, 5 % true: {milliseconds:6.1f} ms")
+    icp_speed()
+
+
+def icp_speed() -> None:
+    """Print CPU milliseconds of ten steps of our ICP and of Open3D's, on a rolling surface of 4,900 points."""
+    import open3d
+
+    surface = rolling_surface()
+    start = exponential(np.array([0.02, -0.01, 0.02, 0.01, 0.01, -0.01]))
+    cloud = open3d.geometry.PointCloud(open3d.utility.Vector3dVector(surface.points))
+    cloud.normals = open3d.utility.Vector3dVector(surface.normals)
+    registration = open3d.pipelines.registration
+    plane = registration.TransformationEstimationPointToPlane(registration.TukeyLoss(SPACING))
+    ten = registration.ICPConvergenceCriteria(0.0, 0.0, 10)
+    works: dict[str, Callable[[], object]] = {
+        "ours": lambda: align(surface, surface, start[None], 10, IcpSettings()),
+        "ours, 8 motions of 800 points": lambda: align(
+            sample(surface, 800), surface, np.tile(start, (8, 1, 1)), 10, IcpSettings()
+        ),
+        "Open3D": lambda: registration.registration_icp(cloud, cloud, 2.0 * SPACING, start, plane, ten),
+    }
+    for name, work in works.items():
+        print(f"ten ICP steps, {name}: {1e3 * cpu_seconds(work):.1f} ms")
+
+
+def rolling_surface() -> Surface:
+    """Waves of 70 x 70 points, seen from above."""
+    x, y = (values.ravel() for values in np.meshgrid(np.arange(70) * SPACING, np.arange(70) * SPACING))
+    points = np.stack([x, y, 0.3 * np.sin(2.0 * x) + 0.3 * np.sin(3.0 * y)], axis=1)
+    normals = np.stack([-0.6 * np.cos(2.0 * x), -0.9 * np.cos(3.0 * y), np.ones_like(x)], axis=1)
+    return Surface(points, normals / np.linalg.norm(normals, axis=1, keepdims=True), SPACING, np.array([1.5, 1.5, 4.0]))
+
+
+def cpu_seconds(work: Callable[[], object], repeats: int = 7) -> float:
+    """The best CPU time of a piece of work, after one warm-up; the best, since other processes disturb the rest."""
+    work()
+    times = []
+    for _ in range(repeats):
+        start = time.process_time()
+        work()
+        times.append(time.process_time() - start)
+    return min(times)
+
+
+def main() -> None:
+    """Read the command line and run one benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    for run in (speed, compare, fit, covariance):
+        command = commands.add_parser(run.__name__, help=run.__doc__)
+        command.set_defaults(run=run)
+        if run is not speed:
+            command.add_argument("folder", type=Path)
+            command.add_argument("--pairs", type=int, default=60 if run is compare else 6, help="pairs per set or room")
+        if run is compare:
+            command.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+        if run in (fit, covariance):
+            command.add_argument("--rooms", type=int, default=20)
+            command.add_argument("--first-seed", type=int, default=100 if run is fit else 0)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    args.run(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,304 @@
+"""The demonstration on one page: a table, four pictures, and what they show."""
+
+import base64
+import html
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lepard_ros.errors import InputError
+from lepard_ros.evaluation.demo_story import DemoRun, FrameNote, MatchNote
+from lepard_ros.evaluation.trajectories import Trajectory, TrajectoryError, compare
+
+WRONG = 0.5  # metres: a pose published as good that is further off than this is a false one
+COLOURS = {"OK": "#2a9d4a", "RELOCALISED": "#1f5fd0", "LOST": "#d03020", "INITIALISING": "#999999"}
+BLUE, RED = "#2659f2", "#e0261a"
+LINES_DRAWN = 60
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the table is made of. error: against the truth, None with fewer than three poses."""
+
+    error: TrajectoryError | None
+    trajectory: Trajectory
+    tracked: int
+    seen: int
+    false_poses: int
+    silent_when_covered: int
+    frames_until_found: int | None
+
+
+def write_report(run: DemoRun, output: Path, seconds: float) -> str:
+    """Write pictures and report.html to `output`; the closing words with the table and the paths."""
+    figures = measure(run)
+    rows = table_rows(run, figures)
+    pictures = {
+        "storyboard.png": draw_storyboard(run, output / "storyboard.png"),
+        "path.png": draw_path(run, figures, output / "path.png"),
+        "error.png": draw_error(run, figures, output / "error.png"),
+        "matches.png": draw_matches(run, output / "matches.png"),
+    }
+    page = output / "report.html"
+    page.write_text(html_page(rows, {name: text for name, text in pictures.items() if text}, output), encoding="utf-8")
+    width = max(len(name) for name, _ in rows)
+    lines = ["", *(f"  {name:<{width}}  {value}" for name, value in rows), ""]
+    drawn = [str(output / name) for name, text in pictures.items() if text]
+    return "\n".join(
+        [*lines, f"Done in {seconds:.0f} s.", f"Page:     {page}", "Pictures: " + "\n          ".join(drawn)]
+    )
+
+
+def measure(run: DemoRun) -> Figures:
+    """Compare what was published with the truth."""
+    trajectory = run.recorded.trajectory("map", run.frame)
+    story = run.story
+    published = set(run.recorded.tf.get(("map", run.frame), {}))
+    error = compare(trajectory, story.truth()) if len(trajectory) >= 3 else None
+    stamps = np.array(story.stamps_ns)
+    found = [index for index, stamp in enumerate(stamps[story.moved]) if stamp in published]
+    return Figures(
+        error=error,
+        trajectory=trajectory,
+        tracked=sum(stamp in published for stamp in stamps[~story.covered]),
+        seen=int((~story.covered).sum()),
+        false_poses=int((error.errors > WRONG).sum()) if error else 0,
+        silent_when_covered=sum(stamp not in published for stamp in stamps[story.covered]),
+        frames_until_found=found[0] + 1 if found else None,
+    )
+
+
+def table_rows(run: DemoRun, figures: Figures) -> list[tuple[str, str]]:
+    """Name and value of every line of the table."""
+    notes, story = run.recorded.frames, run.story
+    covered = int(story.covered.sum())
+    found = figures.frames_until_found
+    again = f"with cloud {found} after the lens was free" if found else "not found again"
+    rows = [
+        ("clouds played over DDS", f"{len(story.stamps_ns)}, of which {covered} with a covered lens"),
+        ("clouds answered / dropped", f"{len(notes)} / {notes[-1].dropped if notes else 0}"),
+        ("pose published", f"{figures.tracked} of {figures.seen} clouds that show something"),
+        ("no pose with a covered lens", f"{figures.silent_when_covered} of {covered} clouds"),
+        ("known place recognised", again),
+        (f"false poses (over {WRONG} m off)", str(figures.false_poses)),
+    ]
+    if figures.error is not None:
+        error = figures.error
+        relative = f"{error.rpe_translation * 100:.1f} cm, {error.rpe_rotation:.2f} degrees"
+        rows += [
+            ("position error (ATE RMSE)", f"{error.ate_rmse * 100:.1f} cm"),
+            ("drift over a second (RPE)", relative),
+        ]
+    return [*rows, *_effort_rows(run)]
+
+
+def _effort_rows(run: DemoRun) -> list[tuple[str, str]]:
+    notes = run.recorded.frames
+    last = notes[-1] if notes else None
+    total = [sum(note.seconds.values()) for note in notes if note.seconds]
+    per_cloud = run.cpu_seconds / max(len(notes), 1)
+    return [
+        ("keyframes / loops closed", f"{last.keyframes if last else 0} / {sum(note.loop_closed for note in notes)}"),
+        ("node, each cloud", f"{np.median(total) if total else 0:.2f} s median, {per_cloud:.2f} s of processor time"),
+        ("weights", run.weights),
+        ("node's exit code", str(run.exit_code)),
+    ]
+
+
+# ---- pictures ----
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise InputError("The demonstration's pictures need matplotlib: pip install matplotlib.") from error
+    matplotlib.use("Agg")
+    import matplotlib.pyplot
+
+    return matplotlib.pyplot
+
+
+def _notes_by_stamp(run: DemoRun) -> dict[int, FrameNote]:
+    return {note.stamp_ns: note for note in run.recorded.frames}
+
+
+def draw_storyboard(run: DemoRun, path: Path) -> str:
+    """Eight moments of the story as depth images, with what the node said to each."""
+    story, notes = run.story, _notes_by_stamp(run)
+    plt = _pyplot()
+    walk = np.flatnonzero(~story.covered & ~story.moved)
+    moved, covered = np.flatnonzero(story.moved), np.flatnonzero(story.covered)
+    chosen = [*walk[np.linspace(0, len(walk) - 1, 4).astype(int)], covered[0], *moved[[0, 1, -1]]]
+    figure, axes = plt.subplots(2, 4, figsize=(13, 6.2))
+    for axis, index in zip(axes.flat, chosen, strict=True):
+        note = notes.get(story.stamps_ns[index])
+        state = note.state if note else "no answer"
+        depth = np.where(story.depths[index] > 0, story.depths[index], np.nan)
+        axis.imshow(depth, cmap="viridis_r", vmin=0.2, vmax=4.5)
+        seconds = (story.stamps_ns[index] - story.stamps_ns[0]) * 1e-9
+        axis.set_title(f"{seconds:.1f} s   {state}", color=COLOURS.get(state, "black"), fontsize=12, fontweight="bold")
+        axis.set_xlabel(_what_happens(run, index), fontsize=10)
+        axis.set_xticks([])
+        axis.set_yticks([])
+    figure.tight_layout()
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
+    return "What the camera saw (near is bright), and the node's state at that moment."
+
+
+def _what_happens(run: DemoRun, index: int) -> str:
+    if run.story.covered[index]:
+        return "a hand covers the lens"
+    return "somewhere else in the room" if run.story.moved[index] else "carried around the room"
+
+
+def draw_path(run: DemoRun, figures: Figures, path: Path) -> str:
+    """The room from above as the node mapped it, with the true and the published path."""
+    plt = _pyplot()
+    truth = run.story.truth().poses[:, :3, 3]
+    figure, axis = plt.subplots(figsize=(8, 7))
+    if figures.error is not None:
+        points = run.recorded.map_points.astype(float)
+        alignment = figures.error.alignment
+        world = points @ alignment[:3, :3].T + alignment[:3, 3]
+        # The floor and the ceiling would cover everything else.
+        inside = world[(world[:, 2] > np.percentile(world[:, 2], 15)) & (world[:, 2] < np.percentile(world[:, 2], 90))]
+        axis.scatter(inside[:, 0], inside[:, 1], s=2, c="#b8bcc4", linewidths=0, label="map (seen from above)")
+    axis.plot(truth[:, 0], truth[:, 1], color="black", linewidth=1.2, label="true path")
+    _draw_published(axis, run, figures)
+    axis.set_aspect("equal")
+    axis.set_xlabel("x [m]")
+    axis.set_ylabel("y [m]")
+    axis.legend(loc="best", framealpha=0.9)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+    return "The node's map from above, the true path of the camera, and the poses that the node published on TF."
+
+
+def _draw_published(axis: Any, run: DemoRun, figures: Figures) -> None:
+    """The published positions, coloured by the state that came with them."""
+    if figures.error is None:
+        return
+    notes = _notes_by_stamp(run)
+    states = [
+        notes[round(stamp * 1e9)].state if round(stamp * 1e9) in notes else "OK" for stamp in figures.error.stamps
+    ]
+    for state in ("OK", "RELOCALISED"):
+        chosen = figures.error.estimate[[one == state for one in states]]
+        if len(chosen):
+            size = 22 if state == "OK" else 110
+            marker = "o" if state == "OK" else "*"
+            label = f"published pose ({state})"
+            axis.scatter(chosen[:, 0], chosen[:, 1], s=size, marker=marker, c=COLOURS[state], label=label, zorder=3)
+
+
+def draw_error(run: DemoRun, figures: Figures, path: Path) -> str:
+    """The position error over time; where the node was lost there is none."""
+    if figures.error is None:
+        return ""
+    plt = _pyplot()
+    figure, axis = plt.subplots(figsize=(10, 3.6))
+    start = run.story.stamps_ns[0] * 1e-9
+    axis.plot(
+        figures.error.stamps - start, figures.error.errors * 100, ".", color=COLOURS["OK"], label="error of the pose"
+    )
+    lost = [note.stamp_ns * 1e-9 - start for note in run.recorded.frames if note.state == "LOST"]
+    for index, seconds in enumerate(lost):
+        label = "lost: no pose published" if index == 0 else None
+        axis.axvspan(seconds - 0.1, seconds + 0.1, color=COLOURS["LOST"], alpha=0.25, linewidth=0, label=label)
+    found = [note.stamp_ns * 1e-9 - start for note in run.recorded.frames if note.state == "RELOCALISED"]
+    for index, seconds in enumerate(found):
+        axis.axvline(seconds, color=COLOURS["RELOCALISED"], label="found again" if index == 0 else None)
+    axis.set_ylim(bottom=0)
+    axis.set_xlabel("time [s]")
+    axis.set_ylabel("position error [cm]")
+    axis.legend(loc="best")
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+    return "Error of every published pose against the truth, and the time in which the node knew that it was lost."
+
+
+def draw_matches(run: DemoRun, path: Path) -> str:
+    """The cloud with the most telling matches beside its keyframe, with lines: inliers blue, outliers red."""
+    note = _telling_matches(run)
+    if note is None:
+        return ""
+    plt = _pyplot()
+    story = run.story
+    live, key = (story.depths[story.stamps_ns.index(stamp)] for stamp in (note.stamp_ns, note.keyframe_ns))
+    gap = 12
+    image = np.concatenate([live, np.full((live.shape[0], gap), np.nan, np.float32), key], axis=1)
+    figure, axis = plt.subplots(figsize=(12, 5))
+    axis.imshow(np.where(image > 0, image, np.nan), cmap="gray_r", vmin=0.2, vmax=5.5)
+    left, right = pixels(note.source, story.camera), pixels(note.target, story.camera)
+    right[:, 0] += live.shape[1] + gap
+    chosen = np.unique(np.linspace(0, len(left) - 1, LINES_DRAWN).astype(int))
+    for index in sorted(chosen, key=lambda one: note.inlier[one]):
+        colour = BLUE if note.inlier[index] else RED
+        ends = np.stack([left[index], right[index]])
+        axis.plot(ends[:, 0], ends[:, 1], "-o", color=colour, linewidth=0.9, markersize=3, alpha=0.85)
+    axis.set_title(f"{int(note.inlier.sum())} of {len(note.inlier)} matches agree with the motion (some are drawn)")
+    axis.set_axis_off()
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+    return "A live cloud (left) and the keyframe it was matched with (right): inliers blue, outliers red."
+
+
+def _telling_matches(run: DemoRun) -> MatchNote | None:
+    """Of the clouds with a pose and enough inliers, the one that is furthest in time from its keyframe."""
+    stamps = set(run.story.stamps_ns)
+    published = run.recorded.tf.get(("map", run.frame), {})
+    usable = [
+        note
+        for note in run.recorded.matches
+        if note.stamp_ns in published and note.keyframe_ns in stamps and note.inlier.sum() >= 10
+    ]
+    return max(usable, key=lambda note: abs(note.stamp_ns - note.keyframe_ns), default=None)
+
+
+def pixels(points: NDArray[np.floating], camera: Any) -> NDArray[np.float64]:
+    """Where a camera sees points (M, 3) of its frame: (M, 2) column and row."""
+    x, y, z = points.astype(float).T
+    return np.stack([camera.fx * x / z + camera.cx, camera.fy * y / z + camera.cy], axis=1)
+
+
+# ---- the page ----
+
+_STYLE = (
+    "body{font-family:sans-serif;max-width:60em;margin:2em auto;color:#222;line-height:1.5}"
+    "td{padding:.15em 1.2em .15em 0;vertical-align:top}td:last-child{font-weight:bold}img{max-width:100%}"
+    "figcaption{color:#555;margin-bottom:1.5em}"
+)
+_STORY = (
+    "A depth camera was carried once around a synthesised room. Then a hand covered its lens, and when the hand was "
+    "gone the camera was somewhere else in the room. The recording was played as ROS 2 point clouds from one process "
+    "into the node <code>lepard</code> in another. For every cloud the node either publishes the camera's pose in its "
+    "map (TF <code>map</code> &rarr; the camera's frame, and odometry with covariance), or says that it does not know "
+    "it: it never guesses. All figures compare what was published with the true poses."
+)
+
+
+def html_page(rows: list[tuple[str, str]], pictures: dict[str, str], folder: Path) -> str:
+    """The page as one file, pictures included."""
+    table = "".join(f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>" for name, value in rows)
+    figures = "".join(
+        f'<figure><img alt="{html.escape(text)}" src="data:image/png;base64,{_base64(folder / name)}">'
+        f"<figcaption>{html.escape(text)}</figcaption></figure>"
+        for name, text in pictures.items()
+    )
+    return (
+        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>lepard_ros demonstration</title>'
+        f"<style>{_STYLE}</style></head><body><h1>What the node does</h1><p>{_STORY}</p><table>{table}</table>"
+        f"{figures}</body></html>\n"
+    )
+
+
+def _base64(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode()

@@ -1,0 +1,142 @@
+"""Faults around the real process: signals, wrong parameters and weights, QoS that does not fit, names taken twice."""
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("rclpy", reason="ROS 2 is not installed here")
+
+from lepard_ros.msg import TrackingStatus
+
+from node_harness import STEP_NS, NodeProcess, Probe, cloud_at, untrained_weights
+
+pytestmark = pytest.mark.slow
+# The limit for an end while matching is 2 s on an idle machine; a loaded one stretches every wall time.
+EXIT_SECONDS = 2.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_a_signal_while_matching_ends_the_node_cleanly(number: signal.Signals) -> None:
+    with NodeProcess() as node, Probe() as probe:
+        probe.connect()
+        start = time.time_ns()
+        probe.track(cloud_at(0), start)
+        probe.send(cloud_at(1), start + STEP_NS)
+        probe.spin(0.05)
+        code, seconds = node.stop(number)
+        assert code == 0, node.log()
+        assert seconds < EXIT_SECONDS
+        assert "Traceback" not in node.log()
+
+
+def test_a_second_signal_changes_nothing() -> None:
+    with NodeProcess() as node, Probe() as probe:
+        probe.connect()
+        os.kill(node.pid, signal.SIGINT)  # a launched node gets Ctrl-C from the terminal and from launch
+        code, _ = node.stop(signal.SIGINT)
+        assert code == 0, node.log()
+
+
+def test_a_signal_while_the_model_loads_ends_the_node_cleanly() -> None:
+    with NodeProcess() as node:
+        time.sleep(0.5)
+        deadline = time.monotonic() + 20
+        # Python installs the handlers with its first lines; before that a signal ends any process.
+        while "lepard_ros" not in Path(f"/proc/{node.pid}/cmdline").read_text() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(1.0)
+        code, _ = node.stop(signal.SIGTERM)
+        assert code in (0, -signal.SIGTERM), node.log()
+
+
+def test_kill_and_restart_rejoins_with_the_saved_map(tmp_path: Path) -> None:
+    start = time.time_ns()
+    with Probe() as probe:
+        with NodeProcess(map_directory=str(tmp_path), keyframe_distance=0.1) as node:
+            probe.connect()
+            for step in range(5):
+                status = probe.track(cloud_at(step), start + step * STEP_NS)
+            assert status.keyframes > 1
+            assert probe.call("save").success
+            assert node.stop(signal.SIGKILL)[0] == -signal.SIGKILL
+        assert [path.name for path in tmp_path.iterdir()] == ["map"], "nothing half-written may lie beside the map"
+        probe.heard["tf"].clear()
+        with NodeProcess(map_file=str(tmp_path / "map"), fallback="fpfh") as _:
+            probe.until(lambda: probe.clouds.get_subscription_count() == 1, 60)
+            states = []
+            for step in range(5, 9):
+                status = probe.track(cloud_at(4), start + step * STEP_NS, seconds=60)
+                states.append(status.state)
+                assert status.keyframes >= 2
+            assert TrackingStatus.RELOCALISED in states
+            assert set(probe.transforms()) == {("map", "camera")}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "word"),
+    [
+        ({"max_rnage": 1.0}, "did you mean 'max_range'"),
+        ({"max_range": -1.0}, "between 0.1 and 1000"),
+        ({"max_range": "far"}, "must be a number"),
+        ({"mode": "rigdi"}, "did you mean 'rigid'"),
+        ({"weights": "nowhere.safetensors"}, "no weights"),
+        ({"map_file": "/nonexistent/map"}, "map"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_wrong_start_ends_with_one_sentence_and_code_2(parameters: dict[str, object], word: str) -> None:
+    with NodeProcess(**parameters) as node:
+        assert node.wait(60) == 2, node.log()
+        assert word in node.log()
+        assert "Traceback" not in node.log()
+
+
+def copied_weights(folder: Path) -> Path:
+    for suffix in (".safetensors", ".json"):
+        shutil.copy(untrained_weights().with_suffix(suffix), folder / f"copy{suffix}")
+    return folder / "copy.safetensors"
+
+
+def test_damaged_weights_are_refused(tmp_path: Path) -> None:
+    weights = copied_weights(tmp_path)
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with NodeProcess(weights=str(weights)) as node:
+        assert node.wait(60) == 2
+        assert "damaged" in node.log()
+
+
+def test_weights_replaced_while_running_do_no_harm(tmp_path: Path) -> None:
+    weights = copied_weights(tmp_path)
+    with NodeProcess(weights=str(weights)) as node, Probe() as probe:
+        probe.connect()
+        start = time.time_ns()
+        assert probe.track(cloud_at(0), start).state == TrackingStatus.OK
+        weights.write_bytes(b"something else")
+        assert probe.track(cloud_at(1), start + STEP_NS).state == TrackingStatus.OK
+        assert node.alive()
+
+
+def test_a_quality_of_service_that_does_not_fit_is_said() -> None:
+    with NodeProcess(qos="reliable", silence=0.5) as node, Probe(reliable=False) as probe:
+
+        def said() -> bool:
+            entry = probe.diagnosis(": input")
+            return entry is not None and "quality of service does not fit" in entry.message
+
+        probe.until(said, 60)
+        assert "best_available" in probe.diagnosis(": input").message
+        assert "No clouds from a publisher" in node.log()
+
+
+def test_two_nodes_of_one_name_are_reported() -> None:
+    with NodeProcess() as _, NodeProcess() as _, Probe() as probe:
+
+        def said() -> bool:
+            entry = probe.diagnosis(": tracking")
+            return entry is not None and "2 nodes have this name" in entry.message
+
+        probe.until(said, 90)

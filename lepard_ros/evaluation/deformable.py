@@ -155,8 +155,7 @@ def evaluate_deformable(method: DeformableMethod, pair: DeformablePair) -> Recor
     result = method.align(pair.source, pair.target)
     truth = pair.warped
     seen = np.unique(pair.matches[:, 0])
-    nearest = _nearest_index(pair.source, result.matches.source)
-    moved = truth[nearest] + (result.matches.source - pair.source[nearest])
+    moved = true_places(pair, result.matches.source)
     recall = partial(
         metrics.nonrigid_matching_recall,
         matched_source=result.matches.source,
@@ -180,11 +179,14 @@ def evaluate_deformable(method: DeformableMethod, pair: DeformablePair) -> Recor
     return record
 
 
-def _nearest_index(points: FloatArray, queries: FloatArray) -> NDArray[np.integer]:
-    """The point nearest to each query: a match lies on the grid, the truth is known at the points."""
+def true_places(pair: DeformablePair, points: FloatArray) -> FloatArray:
+    """Where points (K, 3) near the source truly went: as the source point nearest to each did."""
     from scipy.spatial import cKDTree
 
-    return cKDTree(points).query(queries)[1] if len(queries) else np.zeros(0, dtype=int)
+    if len(points) == 0:
+        return np.zeros((0, 3))
+    nearest = cKDTree(pair.source).query(points)[1]
+    return pair.warped[nearest] + (points - pair.source[nearest])
 
 
 # --- many pairs ------------------------------------------------------------------------------------------------------

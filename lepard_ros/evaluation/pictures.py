@@ -1,0 +1,330 @@
+"""Pictures of matches, alignments, features and tables, drawn without a screen."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lepard_ros.errors import InputError
+from lepard_ros.evaluation import metrics
+from lepard_ros.evaluation.bootstrap import mean_interval
+from lepard_ros.evaluation.tables import is_success
+from lepard_ros.registration.types import Matches
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from lepard_ros.matcher import EncodedCloud
+
+FloatArray = NDArray[np.floating]
+
+INLIER, OUTLIER = "#1f5fd0", "#d62728"  # blue and red, as in the paper
+SOURCE_COLOUR, TARGET_COLOUR = (0.95, 0.70, 0.34), (0.53, 0.72, 0.68)
+LINE_COLOURS = ("#1f5fd0", "#e07b00", "#2a9d4a", "#8e44ad", "#7f7f7f", "#c0392b", "#17a2b8", "#b8860b")
+MOST_POINTS = 25_000  # drawn of a cloud
+MOST_LINES = 250  # drawn of the matches
+LIGHT = np.array([0.3, -0.8, -0.52])
+VIEW_PITCH = 0.45  # radians: the camera's own view, from a little higher
+
+
+@dataclass(frozen=True)
+class View:
+    """An orthographic view: rotation (3, 3) whose rows are right, down and away."""
+
+    rotation: FloatArray
+
+    def flat(self, points: FloatArray) -> FloatArray:
+        """Points (N, 3) as right, up, away (N, 3)."""
+        turned = points @ self.rotation.T
+        return turned * [1, -1, 1]
+
+
+def sensor_view(pitch: float = VIEW_PITCH) -> View:
+    """The view of a camera whose z looks forward and y down, raised by `pitch` radians."""
+    cosine, sine = np.cos(pitch), np.sin(pitch)
+    return View(np.array([[1, 0, 0], [0, cosine, -sine], [0, sine, cosine]]))
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """A figure (inches) that needs no screen."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise InputError("pictures need a package: pip install matplotlib.") from error
+    figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(figure: "Figure", path: Path) -> Path:
+    """Write the figure as the kind its name ends in."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"the picture {path} cannot be written ({error}).") from error
+    return path
+
+
+# --- clouds ----------------------------------------------------------------------------------------------------------
+
+
+def matches_figure(
+    source: FloatArray,
+    target: FloatArray,
+    matches: Matches,
+    inliers: NDArray[np.bool_],
+    transform: FloatArray | None = None,
+    title: str = "",
+    view: View | None = None,
+) -> "Figure":
+    """Source (N, 3) on the left, target (M, 3) on the right, lines between the matches: inliers blue, outliers red.
+
+    transform: (4, 4) source to target, so that both stand alike; without one the source is shown as it came.
+    """
+    view = view or sensor_view()
+    pose = np.eye(4) if transform is None else transform
+    left = view.flat(metrics.transform_points(pose, _thinned(source)))
+    right = view.flat(_thinned(target))
+    shift = _side_by_side(left, right)
+    figure = new_figure(9, 4.6)
+    axes = figure.add_subplot()
+    _draw_cloud(axes, left + shift, SOURCE_COLOUR)
+    _draw_cloud(axes, right, TARGET_COLOUR)
+    starts = view.flat(metrics.transform_points(pose, matches.source)) + shift
+    _draw_lines(axes, starts, view.flat(matches.target), inliers)
+    share = f"{inliers.sum()} of {len(inliers)} matches right" if len(inliers) else "no matches"
+    _finish(axes, f"{title}   {share}".strip())
+    return figure
+
+
+def alignment_figure(source: FloatArray, target: FloatArray, transform: FloatArray, title: str = "") -> "Figure":
+    """Source (N, 3) laid on the target (M, 3): from the sensor, and from above."""
+    moved = metrics.transform_points(transform, _thinned(source))
+    figure = new_figure(9, 4.4)
+    for place, (pitch, name) in enumerate(((VIEW_PITCH, "from the sensor"), (np.pi / 2, "from above"))):
+        view = sensor_view(pitch)
+        axes = figure.add_subplot(1, 2, place + 1)
+        both = np.concatenate([view.flat(_thinned(target)), view.flat(moved)])
+        colours = np.repeat([TARGET_COLOUR, SOURCE_COLOUR], [len(both) - len(moved), len(moved)], axis=0)
+        _draw_cloud(axes, both, colours)
+        _finish(axes, f"{title} {name}".strip())
+    return figure
+
+
+def warp_figure(
+    source: FloatArray, target: FloatArray, warped: FloatArray, errors: FloatArray | None = None, title: str = ""
+) -> "Figure":
+    """Source (N, 3), the same warped on the target (M, 3), and if known the error (N,) in metres as a colour."""
+    figure = new_figure(9 if errors is None else 12, 4.4)
+    view = sensor_view(0.15)
+    panels = [("source", source, None), ("warped on the target", warped, target)]
+    for place, (name, points, behind) in enumerate(panels):
+        axes = figure.add_subplot(1, 2 if errors is None else 3, place + 1)
+        if behind is not None:
+            _draw_cloud(axes, view.flat(_thinned(behind)), TARGET_COLOUR)
+        _draw_cloud(axes, view.flat(_thinned(points)), SOURCE_COLOUR)
+        _finish(axes, f"{title} {name}".strip() if place == 0 else name)
+    if errors is not None:
+        axes = figure.add_subplot(1, 3, 3)
+        flat = view.flat(warped)
+        dots = axes.scatter(flat[:, 0], flat[:, 1], c=100 * errors, s=1.5, cmap="turbo", vmin=0, vmax=10, lw=0)
+        figure.colorbar(dots, ax=axes, label="error, cm", shrink=0.8)
+        _finish(axes, "error")
+    return figure
+
+
+def features_figure(
+    first: "EncodedCloud", second: "EncodedCloud", transform: FloatArray | None = None, title: str = ""
+) -> "Figure":
+    """Both clouds coloured by their features: alike where the network sees the same thing."""
+    colours = feature_colours(first, second)
+    view = sensor_view()
+    pose = np.eye(4) if transform is None else transform
+    left = view.flat(metrics.transform_points(pose, first.surface.points))
+    right = view.flat(second.surface.points)
+    figure = new_figure(9, 4.4)
+    axes = figure.add_subplot()
+    _draw_cloud(axes, left + _side_by_side(left, right), colours[0], shaded=False)
+    _draw_cloud(axes, right, colours[1], shaded=False)
+    _finish(axes, title)
+    return figure
+
+
+def feature_colours(first: "EncodedCloud", second: "EncodedCloud") -> tuple[FloatArray, FloatArray]:
+    """Colours (N, 3) and (M, 3) in [0, 1] for the points of both surfaces.
+
+    The three main axes of both clouds' coarse features together are red, green and blue; a surface point takes the
+    blend of its three nearest coarse points, by inverse distance.
+    """
+    features = np.concatenate([cloud.features.cpu().numpy() for cloud in (first, second)]).astype(np.float64)
+    features /= np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+    centred = features - features.mean(axis=0)
+    axes = np.linalg.svd(centred, full_matrices=False)[2][:3]
+    values = centred @ axes.T
+    low, high = np.percentile(values, [2, 98], axis=0)
+    colours = np.clip((values - low) / np.maximum(high - low, 1e-12), 0, 1)
+    split = np.split(colours, [len(first)])
+    spread = []
+    for cloud, own in zip((first, second), split, strict=True):
+        coarse = cloud.coarse_points - cloud.offset
+        spread.append(metrics.blend_flow(cloud.surface.points, coarse, own, radius=np.inf)[0])
+    return spread[0], spread[1]
+
+
+def _thinned(points: FloatArray) -> FloatArray:
+    """At most MOST_POINTS of the points, drawn with a fixed seed."""
+    if len(points) <= MOST_POINTS:
+        return np.asarray(points, dtype=float)
+    return np.asarray(points, dtype=float)[np.random.default_rng(0).choice(len(points), MOST_POINTS, replace=False)]
+
+
+def _side_by_side(left: FloatArray, right: FloatArray) -> FloatArray:
+    """The shift (3,) that puts `left` to the left of `right`, at the same height, ignoring a few stray points."""
+    low, high = np.percentile(left, [1, 99], axis=0), np.percentile(right, [1, 99], axis=0)
+    gap = 0.12 * (low[1, 0] - low[0, 0] + high[1, 0] - high[0, 0])
+    return np.array([high[0, 0] - low[1, 0] - gap, high.mean(axis=0)[1] - low.mean(axis=0)[1], 0.0])
+
+
+def _draw_cloud(axes: "Axes", flat: FloatArray, colour: Any, shaded: bool = True) -> None:
+    """Points (N, 3) as right, up, away: far ones first, each as bright as its surface faces the light."""
+    colours = np.broadcast_to(np.asarray(colour, dtype=float), (len(flat), 3))
+    if shaded:
+        colours = np.clip(colours * _brightness(flat)[:, None], 0, 1)
+    order = np.argsort(-flat[:, 2])
+    size = np.clip(60_000 / max(1, len(flat)), 1.0, 8.0)
+    axes.scatter(flat[order, 0], flat[order, 1], c=colours[order], s=size, lw=0, rasterized=True)
+
+
+def _brightness(points: FloatArray, neighbours: int = 10) -> FloatArray:
+    """How bright (N,) a surface is under one lamp, from the plane through each point's neighbours."""
+    from scipy.spatial import cKDTree
+
+    if len(points) <= neighbours:
+        return np.ones(len(points))
+    _, index = cKDTree(points).query(points, k=neighbours)
+    centred = points[index] - points[index].mean(axis=1, keepdims=True)
+    normals = np.linalg.eigh(np.einsum("nki,nkj->nij", centred, centred))[1][:, :, 0]
+    return 0.55 + 0.5 * np.abs(normals @ (LIGHT * [1, -1, 1]))
+
+
+def _draw_lines(axes: "Axes", starts: FloatArray, ends: FloatArray, inliers: NDArray[np.bool_]) -> None:
+    """Lines of a random part of the matches, wrong ones below right ones."""
+    from matplotlib.collections import LineCollection
+
+    chosen = np.arange(len(starts))
+    if len(starts) > MOST_LINES:
+        chosen = np.random.default_rng(0).choice(len(starts), MOST_LINES, replace=False)
+    for right, colour, alpha in ((False, OUTLIER, 0.55), (True, INLIER, 0.45)):
+        own = chosen[inliers[chosen] == right]
+        segments = np.stack([starts[own, :2], ends[own, :2]], axis=1)
+        axes.add_collection(LineCollection(list(segments), colors=colour, linewidths=0.7, alpha=alpha))
+
+
+def _finish(axes: "Axes", title: str) -> None:
+    axes.set_aspect("equal")
+    axes.axis("off")
+    axes.autoscale_view()
+    axes.set_title(title, fontsize=10)
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def recall_figure(grouped: Mapping[str, Sequence[dict[str, Any]]], bands: Sequence[tuple[float, float]]) -> "Figure":
+    """Recall over overlap of every method, with 95 % intervals."""
+    figure = new_figure(6.4, 3.8)
+    axes = figure.add_subplot()
+    for place, (name, records) in enumerate(grouped.items()):
+        points = []
+        for low, high in bands:
+            inside = [float(is_success(r)) for r in records if low <= r["overlap"] < high]
+            if inside:
+                middle = np.mean([r["overlap"] for r in records if low <= r["overlap"] < high])
+                points.append((middle, *mean_interval(inside)))
+        if not points:
+            continue
+        where, mean, low_edge, high_edge = 100 * np.array(points).T
+        colour = LINE_COLOURS[place % len(LINE_COLOURS)]
+        axes.plot(where, mean, "o-", color=colour, label=name, ms=4)
+        axes.fill_between(where, low_edge, high_edge, color=colour, alpha=0.12, lw=0)
+    axes.set(xlabel="overlap, %", ylabel="recall, %", ylim=(-3, 103))
+    _decorate(axes)
+    return figure
+
+
+def error_figure(grouped: Mapping[str, Sequence[dict[str, Any]]]) -> "Figure":
+    """How many of all pairs are within a rotation and a translation error: refused pairs never are."""
+    figure = new_figure(9, 3.6)
+    for place, (key, label, most, factor) in enumerate(
+        (("rre", "rotation error, degrees", 20.0, 1.0), ("rte", "translation error, cm", 60.0, 100.0))
+    ):
+        axes = figure.add_subplot(1, 2, place + 1)
+        for number, (name, records) in enumerate(grouped.items()):
+            values = [factor * r[key] if r.get(key) is not None else np.inf for r in records]
+            limits = np.linspace(0, most, 200)
+            share = [100 * np.mean(np.asarray(values) <= limit) for limit in limits]
+            axes.plot(limits, share, color=LINE_COLOURS[number % len(LINE_COLOURS)], label=name)
+        axes.set(xlabel=label, ylabel="pairs within, %", ylim=(-3, 103), xlim=(0, most))
+        _decorate(axes)
+    return figure
+
+
+def histogram_figure(values: Mapping[str, Sequence[float]], label: str, most: float) -> "Figure":
+    """One histogram per method on a common axis; what lies beyond `most` is in the last bin."""
+    figure = new_figure(6.4, 1.2 + 1.1 * len(values))
+    edges = np.linspace(0, most, 31)
+    for place, (name, own) in enumerate(values.items()):
+        axes = figure.add_subplot(len(values), 1, place + 1)
+        axes.hist(np.clip(own, 0, most), bins=list(edges), color=LINE_COLOURS[place % len(LINE_COLOURS)], alpha=0.85)
+        axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=7, labelbottom=place == len(values) - 1)
+    axes.set_xlabel(label)
+    return figure
+
+
+def timing_figure(summaries: Mapping[str, dict[str, Any]]) -> "Figure":
+    """Seconds per pair of every method, by stage where it tells them."""
+    figure = new_figure(6.8, 0.9 + 0.42 * len(summaries))
+    axes = figure.add_subplot()
+    stages = list(dict.fromkeys(stage for s in summaries.values() for stage in s["stages"]))
+    for row, summary in enumerate(summaries.values()):
+        start, parts = 0.0, summary["stages"] or {"": summary["seconds"]}
+        for stage, seconds in parts.items():
+            colour = LINE_COLOURS[stages.index(stage) % len(LINE_COLOURS)] if stage else "#b0b0b0"
+            axes.barh(row, seconds, left=start, color=colour, label=stage or None)
+            start += seconds
+        axes.text(start, row, f" {summary['seconds']:.2f} s", va="center", fontsize=8)
+    axes.set_yticks(range(len(summaries)), list(summaries))
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlabel("wall seconds per pair, one thread")
+    _decorate(axes, legend=bool(stages))
+    return figure
+
+
+def calibration_figure(bins: FloatArray) -> "Figure":
+    """How often a match of a confidence is right. bins: (B, 3), number, sum of confidences, number right."""
+    figure = new_figure(4.2, 3.8)
+    axes = figure.add_subplot()
+    used = bins[bins[:, 0] > 0]
+    axes.plot([0, 1], [0, 1], color="#bbbbbb", lw=1, label="honest")
+    axes.plot(used[:, 1] / used[:, 0], used[:, 2] / used[:, 0], "o-", color=INLIER, label="matches")
+    axes.set(xlabel="confidence", ylabel="share right", xlim=(0, 1), ylim=(0, 1))
+    _decorate(axes)
+    return figure
+
+
+def _decorate(axes: "Axes", legend: bool = True) -> None:
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    handles, labels = axes.get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    if legend and unique:
+        axes.legend(unique.values(), unique.keys(), fontsize=8, frameon=False)

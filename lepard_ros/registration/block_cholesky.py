@@ -23,7 +23,8 @@ _LEAF_NODES = 24
 class _Front:
     """One step of the elimination: `own` nodes go, `border` nodes (eliminated later) take their share.
 
-    Both are sorted (own by number, border by time of elimination), own first. `parent` and `place` say where the share goes.
+    Both are sorted (own by number, border by time of elimination), own first. `parent` and `place` say where the share
+    goes; `slots`, `rows` and `columns` which blocks of the matrix begin here, and where.
     """
 
     own: IntArray

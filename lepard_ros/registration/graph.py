@@ -20,6 +20,9 @@ IntArray = NDArray[np.integer]
 BoolArray = NDArray[np.bool_]
 
 
+PAPER_COVERAGE = 0.009  # metres: a node's coverage for 4DMatch in the paper
+
+
 @dataclass(frozen=True)
 class GraphSettings:
     """How a surface becomes a graph; lengths in metres.
@@ -27,7 +30,8 @@ class GraphSettings:
     coverage: a node covers the surface within this distance, and is the sigma of the skinning weights.
     edges: neighbours of a node that hold it as rigid as possible. skinning: nodes that carry one point.
     longest_side: triangles of an organised cloud with a longer side are no surface, nor are longer steps in any cloud.
-    smallest_cluster: a connected part with fewer nodes is not warped.
+    smallest_cluster: a connected part with fewer nodes is not warped. It is counted at the paper's coverage of 0.9 cm,
+    since the area is what matters: with wider coverage the same part has fewer nodes (`fewest_nodes`).
     """
 
     coverage: float = 0.02
@@ -35,6 +39,11 @@ class GraphSettings:
     skinning: int = 4
     longest_side: float = 0.04
     smallest_cluster: int = 40
+
+    @property
+    def fewest_nodes(self) -> int:
+        """How many nodes a part must have at this coverage."""
+        return max(round(self.smallest_cluster * (PAPER_COVERAGE / self.coverage) ** 2), min(self.smallest_cluster, 4))
 
 
 class Skinning(NamedTuple):
@@ -64,8 +73,16 @@ class DeformationGraph:
 
     @cached_property
     def tree(self) -> cKDTree:
-        """The search tree of `nodes`, built on first use."""
-        return cKDTree(self.nodes)
+        """The search tree of the nodes, then the middles of the edges; built on first use."""
+        return cKDTree(np.concatenate([self.nodes, self.nodes[self.edges].mean(axis=1)]))
+
+    def nearest_node(self, points: FloatArray) -> tuple[FloatArray, IntArray]:
+        """The distance (N,) of points (N, 3) to the graph, and a node there (N,).
+
+        Edges count by their middles. By the nodes alone a point between nodes might be given to the next limb.
+        """
+        distance, index = self.tree.query(points)
+        return distance, np.concatenate([np.arange(len(self.nodes)), self.edges[:, 0]])[index]
 
     @cached_property
     def reach(self) -> IntArray:
@@ -78,7 +95,7 @@ class DeformationGraph:
         Points that share a cell of a quarter of the coverage share their nodes, which makes a million points cheap.
         """
         cells, cell_of_point = _cells_of_points(points, self.coverage / 4)
-        distance, nearest = self.tree.query(cells)
+        distance, nearest = self.nearest_node(cells)
         nodes = _nearest_candidates(cells, self.nodes, self.reach[nearest], self.skinning)[cell_of_point]
         covered = (self.active[nearest] & (distance < 2 * self.coverage))[cell_of_point]
         return Skinning(nodes, self._weights(points, nodes), covered)
@@ -99,6 +116,12 @@ class DeformationGraph:
         weights /= np.sum(weights, axis=0)
         return weights.T
 
+    def without_edges(self, cut: BoolArray, fewest_nodes: int = 1) -> "DeformationGraph":
+        """The graph without the edges cut (E,); parts that thereby have fewer nodes are no longer warped."""
+        edges = self.edges[~cut]
+        active = self.active & in_large_cluster(edges, len(self.nodes), fewest_nodes)
+        return DeformationGraph(self.nodes, edges, active, self.coverage, self.skinning)
+
 
 def build_graph(
     points: FloatArray, settings: GraphSettings | None = None, keep_nodes: FloatArray | None = None
@@ -113,7 +136,7 @@ def build_graph(
     is_node = _spread_nodes(surface, links, settings.coverage, kept)
     index = np.concatenate([kept, np.setdiff1d(np.flatnonzero(is_node), kept)]).astype(np.int64)
     edges = _edges(_node_distances(surface, links, index), settings.edges)
-    active = in_large_cluster(edges, len(index), settings.smallest_cluster)
+    active = in_large_cluster(edges, len(index), settings.fewest_nodes)
     return DeformationGraph(surface[index], edges, active, settings.coverage, settings.skinning)
 
 

@@ -20,7 +20,7 @@ from lepard_ros.registration.kabsch import kabsch, nearest_rotation
 from lepard_ros.registration.match_filter import FilterSettings, filter_matches
 from lepard_ros.registration.normal_equations import DataTerm, Motion, NormalEquations
 from lepard_ros.registration.types import FloatArray, Matches, Status
-from lepard_ros.registration.warp import Warp
+from lepard_ros.registration.warp import Warp, edge_stretch
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class NonrigidSettings:
     match_iterations, closest_iterations: at most, as in the paper. tolerance: a relative drop of the energy below this
     ends a phase. match_scale: a match this far off counts a quarter. closest_reach: how far the nearest surface may be.
     closest_degrees: by how much normals may differ. closest_points: of the source, used for the nearest surface.
+    longest_stretch: an edge that the matches stretch beyond this is cut, in up to most_cuts rounds.
     least_matches: to begin at all. inlier_radius: of matches that agree. least_inliers: share of them to accept.
     largest_strain: root mean square misfit of the edges, of their length. budget: in all.
     """
@@ -41,16 +42,18 @@ class NonrigidSettings:
     arap_weight: float = 0.1
     match_iterations: int = 20
     closest_iterations: int = 45
-    tolerance: float = 1e-4
+    tolerance: float = 1e-3
     match_scale: float = 0.04
     closest_reach: float = 0.04
     closest_degrees: float = 45.0
-    closest_points: int = 3000
+    closest_points: int = 2000
+    longest_stretch: float = 1.6
+    most_cuts: int = 3
     least_matches: int = 6
     inlier_radius: float = 0.05
     least_inliers: float = 0.3
     largest_strain: float = 0.5
-    budget: float = 30.0
+    budget: float = 120.0
 
 
 # The paper's baseline: no matches, so that the nearest surface has to be sought far away and whichever way it faces.
@@ -112,6 +115,10 @@ def solve_nonrigid(
     fit.begin(start)
     if matches is not None:
         status = fit.follow_matches()
+        for _ in range(settings.most_cuts):
+            if fit.out_of_time or not fit.cut():
+                break
+            status = fit.follow_matches()
         if status is not Status.OK:
             return fit.refused(status)
     contact = _Contact(source_points, target_points, target_normals, settings)
@@ -196,18 +203,37 @@ class _Fit:
     """One fit of a graph: the nodes in use and their motion, phase after phase."""
 
     def __init__(self, graph: DeformationGraph, settings: NonrigidSettings, matches: Matches) -> None:
-        self.graph, self.settings, self.matches = graph, settings, matches
+        self.settings, self.matches = settings, matches
+        self._use(graph)
+        self.deadline = time.perf_counter() + settings.budget
+        self.seconds: dict[str, float] = {}
+        self.inliers = np.zeros(len(matches.confidence), dtype=bool)
+        self.iterations = self.cuts = 0
+
+    def _use(self, graph: DeformationGraph) -> None:
+        self.graph = graph
         self.nodes_in_use = np.flatnonzero(graph.active)
         self._number = np.zeros(len(graph.nodes), dtype=np.int64)
         self._number[self.nodes_in_use] = np.arange(len(self.nodes_in_use))
         edges = self._number[graph.edges[graph.active[graph.edges[:, 0]]]]
         used = graph.active[self.nodes_in_use]
         self._part = DeformationGraph(graph.nodes[self.nodes_in_use], edges, used, graph.coverage, graph.skinning)
-        self.deadline = time.perf_counter() + settings.budget
-        self.seconds: dict[str, float] = {}
-        self.anchors, self.carried = self.carry(matches.source)
-        self.inliers = np.zeros(len(matches.confidence), dtype=bool)
-        self.iterations = 0
+        self.anchors, self.carried = self.carry(self.matches.source)
+
+    def cut(self) -> bool:
+        """Cut the edges that the matches pull apart: they joined surfaces that only touched. Whether there were any."""
+        moved = np.zeros_like(self.graph.nodes)
+        moved[self.nodes_in_use] = self.motion.translation
+        too_long = edge_stretch(self.graph, moved) > self.settings.longest_stretch
+        if too_long.any():
+            self._use(self.graph.without_edges(too_long))
+        self.cuts += int(too_long.sum())
+        return bool(too_long.any())
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the budget is used up."""
+        return time.perf_counter() > self.deadline
 
     def carry(self, points: FloatArray) -> tuple[DataTerm, BoolArray]:
         """Those of points (N, 3) that the nodes in use carry, and which they are."""
@@ -240,7 +266,7 @@ class _Fit:
         return self._judge_matches(equations, descent)
 
     def _judge_matches(self, equations: NormalEquations, descent: Descent) -> Status:
-        if descent.out_of_time:
+        if descent.out_of_time and self.cuts == 0:  # later it only refines what was found
             return Status.OUT_OF_TIME
         if self.inliers.sum() < max(self.settings.least_inliers * self.carried.sum(), self.settings.least_matches):
             return Status.TOO_FEW_INLIERS
@@ -325,6 +351,7 @@ class _Fit:
             residual=float(np.sqrt(np.mean(np.square(distance[near])))),
             match_inliers=self.inliers,
             iterations=self.iterations,
+            cut_edges=self.cuts,
             seconds=self.seconds,
         )
 

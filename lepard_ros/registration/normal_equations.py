@@ -147,9 +147,8 @@ class NormalEquations:
         arm = _turn(motion.rotation[nodes], self._lever)
         eye = np.broadcast_to(np.eye(3), (*nodes.shape, 3, 3))
         data = skin_weight[:, :, None, None] * np.concatenate([-_hat(arm), eye], axis=3)
-        tail, head = self._edges[:, 0], self._edges[:, 1]
-        arm = _turn(motion.rotation[tail], self._edge_vector)
-        eye = np.broadcast_to(np.eye(3), (len(tail), 3, 3))
+        arm = _turn(motion.rotation[self._edges[:, 0]], self._edge_vector)
+        eye = np.broadcast_to(np.eye(3), (len(arm), 3, 3))
         by_tail = np.concatenate([-_hat(arm), eye], axis=2)
         by_head = np.concatenate([np.zeros_like(eye), -eye], axis=2)
         edges = np.sqrt(self.arap_weight) * np.stack([by_tail, by_head], axis=1)
@@ -164,7 +163,7 @@ class NormalEquations:
 
 def _block_rows(nodes: IntArray, blocks: FloatArray, n: int) -> sparse.coo_matrix:
     """A sparse matrix with 3 rows per entry of nodes (D, k), holding blocks (D, k, 3, 6)."""
-    count, width = nodes.shape
+    count = len(nodes)
     row = 3 * np.arange(count)[:, None, None, None] + np.arange(3)[:, None]
     column = 6 * nodes[:, :, None, None] + np.arange(6)
     row, column = np.broadcast_to(row, blocks.shape), np.broadcast_to(column, blocks.shape)

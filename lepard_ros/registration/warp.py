@@ -3,14 +3,17 @@
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy import sparse
 from scipy.spatial.transform import Rotation
 
 from lepard_ros.errors import InputError
 from lepard_ros.registration.graph import BoolArray, DeformationGraph, build_graph
+from lepard_ros.registration.kabsch import nearest_rotation
 from lepard_ros.registration.types import FloatArray, Status
 
 _CHUNK = 1 << 14
@@ -26,6 +29,7 @@ class Warp:
     energy: of the last iteration. converged: whether the last phase ended before its limit of iterations or of time.
     overlap: share of the warped surface on the target. residual: metres, root mean square distance there.
     match_inliers: (M,) bool, the given matches that agree with the warp. iterations: how many were run.
+    cut_edges: edges of the surface's graph that the motion tore apart and `graph` no longer has.
     seconds: wall time by stage.
     """
 
@@ -39,19 +43,22 @@ class Warp:
     overlap: float = 0.0
     residual: float = float("nan")
     iterations: int = 0
+    cut_edges: int = 0
     match_inliers: BoolArray = field(default_factory=lambda: np.zeros(0, dtype=bool))
     seconds: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def from_motion(cls, graph: DeformationGraph, rotation: FloatArray, translation: FloatArray, **rest: object) -> "Warp":
+    def from_motion(
+        cls, graph: DeformationGraph, rotation: FloatArray, translation: FloatArray, **rest: object
+    ) -> "Warp":
         """A warp from rotation matrices (n, 3, 3) and translations (n, 3)."""
         return cls(graph, Rotation.from_matrix(rotation).as_rotvec(), translation, **rest)  # type: ignore[arg-type]
 
     @classmethod
-    def rest(cls, graph: DeformationGraph, status: Status, **rest: object) -> "Warp":
-        """The warp that moves nothing, for `status`."""
+    def rest(cls, graph: DeformationGraph, status: Status, **rest: Any) -> "Warp":
+        """The warp that moves nothing, for `status`; rest: any other field."""
         still = np.zeros_like(graph.nodes)
-        return cls(graph, still, still, status, **rest)  # type: ignore[arg-type]
+        return cls(graph, still, still, status, **rest)
 
     @property
     def ok(self) -> bool:
@@ -136,7 +143,7 @@ class Warp:
         blended = _blend(self._affine, skin.nodes, skin.weights)
         blended[:, :, :3] = _nearest_rotation(blended[:, :, :3])
         out = np.flatnonzero(~skin.covered)
-        nearest = self.graph.tree.query(graph.nodes[out])[1]
+        nearest = self.graph.nearest_node(graph.nodes[out])[1]
         shift = self(graph.nodes) - graph.nodes
         shift[out] = np.einsum("nij,nj->ni", self._affine[nearest, :, :3], graph.nodes[out]) - graph.nodes[out]
         shift[out] += self._affine[nearest, :, 3]
@@ -146,8 +153,7 @@ class Warp:
 
     def stretch(self) -> FloatArray:
         """(E,) how much longer (> 1) or shorter (< 1) each edge has become."""
-        ends, moved = self.graph.nodes[self.graph.edges], self.moved_nodes[self.graph.edges]
-        return np.linalg.norm(moved[:, 1] - moved[:, 0], axis=1) / np.linalg.norm(ends[:, 1] - ends[:, 0], axis=1)
+        return edge_stretch(self.graph, self.translations)
 
     def to_arrays(self) -> dict[str, NDArray]:
         """Flat arrays for a message or a file: see `docs/warp.md`. `from_arrays` gives back the same warp, exactly."""
@@ -210,6 +216,14 @@ def _graph_from_arrays(arrays: dict[str, NDArray]) -> DeformationGraph:
     return DeformationGraph(nodes, edges, active, coverage, skinning)
 
 
+def edge_stretch(graph: DeformationGraph, translations: FloatArray) -> FloatArray:
+    """(E,) how much longer each edge becomes when the nodes move by translations (n, 3)."""
+    tail, head = graph.edges[:, 0], graph.edges[:, 1]
+    before = graph.nodes[head] - graph.nodes[tail]
+    after = before + translations[head] - translations[tail]
+    return np.linalg.norm(after, axis=1) / np.maximum(np.linalg.norm(before, axis=1), 1e-9)
+
+
 def rigid_warp(points: FloatArray, transform: FloatArray) -> Warp:
     """The warp of a cloud (N, 3) that moves as one rigid body by transform (4, 4)."""
     graph = build_graph(points)
@@ -244,6 +258,4 @@ def _blend(affine: FloatArray, nodes: NDArray[np.integer], weights: FloatArray) 
 
 def _nearest_rotation(matrices: FloatArray) -> FloatArray:
     """(N, 3, 3): the rotation nearest to each matrix."""
-    left, _, right = np.linalg.svd(matrices)
-    left[:, :, 2] *= np.linalg.det(left @ right)[:, None]
-    return left @ right
+    return nearest_rotation(torch.from_numpy(np.ascontiguousarray(matrices))).numpy()

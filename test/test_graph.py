@@ -1,0 +1,119 @@
+"""The deformation graph: even, along the surface, and honest about what it leaves out."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.spatial import cKDTree
+
+from lepard_ros.errors import InputError
+from lepard_ros.registration.graph import GraphSettings, build_graph, clusters
+
+
+def plane(width: float, height: float, spacing: float = 0.005) -> np.ndarray:
+    """An even sheet of points (N, 3) at z = 1."""
+    x, y = np.meshgrid(np.arange(0, width, spacing), np.arange(0, height, spacing))
+    return np.stack([x.ravel(), y.ravel(), np.ones(x.size)], axis=1)
+
+
+def two_limbs(gap: float) -> tuple[np.ndarray, np.ndarray]:
+    """Two sheets (N, 3) that face each other at a distance of `gap` metres, and which point belongs to the second."""
+    first = plane(0.4, 0.15)
+    second = first + np.array([0.0, 0.0, gap])
+    return np.concatenate([first, second]), np.repeat([False, True], [len(first), len(second)])
+
+
+def test_every_point_has_a_node_within_the_coverage_and_no_two_nodes_are_closer() -> None:
+    points = plane(0.4, 0.3)
+    graph = build_graph(points, GraphSettings(coverage=0.02))
+    tree = cKDTree(graph.nodes)
+    assert tree.query(points)[0].max() <= 0.02 + 0.005  # the surface is thinned before nodes are spread over it
+    assert tree.query(graph.nodes, 2)[0][:, 1].min() > 0.02
+
+
+def test_edges_join_each_node_to_its_neighbours_once() -> None:
+    graph = build_graph(plane(0.4, 0.3))
+    assert (graph.edges[:, 0] < graph.edges[:, 1]).all()
+    assert len(np.unique(graph.edges, axis=0)) == len(graph.edges)
+    assert np.bincount(graph.edges.ravel(), minlength=len(graph.nodes)).min() >= 5
+    length = np.linalg.norm(graph.nodes[graph.edges[:, 0]] - graph.nodes[graph.edges[:, 1]], axis=1)
+    assert length.max() < 5 * 0.02
+
+
+def test_limbs_two_centimetres_apart_share_neither_edges_nor_nodes() -> None:
+    points, second = two_limbs(gap=0.02)
+    graph = build_graph(points)
+    side = graph.nodes[:, 2] > 1.01
+    assert (side[graph.edges[:, 0]] == side[graph.edges[:, 1]]).all()
+    assert len(np.unique(clusters(graph.edges, len(graph.nodes)))) == 2
+    skin = graph.skin(points)
+    carried = (side[skin.nodes] == second[:, None]) | (skin.weights == 0)
+    assert carried.all()
+
+
+def test_an_organised_cloud_is_cut_at_depth_steps_of_more_than_four_centimetres() -> None:
+    u, v = np.meshgrid(np.arange(120), np.arange(80))
+    depth = np.where(u < 60, 1.0, 1.05)
+    cloud = np.stack([(u - 60) * 0.005 * depth, (v - 40) * 0.005 * depth, depth], axis=-1)
+    cloud[10:14, 20:24] = np.nan
+    apart = build_graph(cloud)
+    assert len(np.unique(clusters(apart.edges, len(apart.nodes)))) == 2
+    cloud[..., 2] = np.where(u < 60, 1.0, 1.02)
+    joined = build_graph(cloud)
+    assert len(np.unique(clusters(joined.edges, len(joined.nodes)))) == 1
+
+
+def test_small_parts_are_reported_and_not_carried() -> None:
+    scrap = plane(0.03, 0.03) + np.array([1.0, 0.0, 0.0])
+    body = plane(0.4, 0.3)
+    graph = build_graph(np.concatenate([body, scrap]))
+    assert graph.skin(body).covered.all()
+    assert not graph.skin(scrap).covered.any()
+    assert GraphSettings(coverage=0.009).fewest_nodes == 40
+
+
+def test_points_far_off_the_surface_are_not_covered() -> None:
+    graph = build_graph(plane(0.4, 0.3))
+    assert not graph.skin(np.array([[0.2, 0.15, 1.3], [2.0, 0.0, 1.0]])).covered.any()
+
+
+def test_skinning_weights_follow_the_formula() -> None:
+    graph = build_graph(plane(0.4, 0.3), GraphSettings(coverage=0.02))
+    points = np.random.default_rng(0).uniform([0.05, 0.05, 1.0], [0.35, 0.25, 1.005], (200, 3))
+    skin = graph.skin(points)
+    square = np.square(graph.nodes[skin.nodes] - points[:, None]).sum(axis=-1)
+    expected = np.exp(-square / (2 * 0.02**2))
+    np.testing.assert_allclose(skin.weights, expected / expected.sum(axis=1, keepdims=True), atol=1e-12)
+
+
+def test_kept_nodes_stay_first_and_new_surface_gets_new_nodes() -> None:
+    old = build_graph(plane(0.3, 0.3))
+    grown = build_graph(plane(0.4, 0.3), keep_nodes=old.nodes)
+    np.testing.assert_array_equal(grown.nodes[: len(old.nodes)], old.nodes)
+    assert len(grown.nodes) > len(old.nodes)
+    assert (grown.nodes[len(old.nodes) :, 0] > 0.27).all()
+    assert grown.skin(plane(0.4, 0.3)).covered.all()
+
+
+def test_a_cut_leaves_two_independent_parts() -> None:
+    graph = build_graph(plane(0.4, 0.2))
+    left = graph.nodes[:, 0] < 0.2
+    cut = graph.without_edges(left[graph.edges[:, 0]] != left[graph.edges[:, 1]])
+    assert len(np.unique(clusters(cut.edges, len(cut.nodes)))) == 2
+
+
+@pytest.mark.parametrize("cloud", [np.zeros((0, 3)), np.full((4, 5, 3), np.nan), np.zeros((5, 2)), np.zeros(3)])
+def test_a_cloud_without_points_or_with_a_wrong_shape_is_an_input_error(cloud: np.ndarray) -> None:
+    with pytest.raises(InputError):
+        build_graph(cloud)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 60), st.integers(0, 10_000))
+def test_any_cloud_gives_a_graph_whose_skinning_adds_up(count: int, seed: int) -> None:
+    points = np.random.default_rng(seed).uniform(-0.1, 0.1, (count, 3))
+    graph = build_graph(points, GraphSettings(smallest_cluster=1))
+    skin = graph.skin(points)
+    np.testing.assert_allclose(skin.weights.sum(axis=1), 1.0)
+    assert skin.nodes.min() >= 0 and skin.nodes.max() < len(graph.nodes)
+    assert (graph.edges.max(initial=0) < len(graph.nodes)) and skin.covered.all()

@@ -1,6 +1,8 @@
 """Deformable pairs: a motion at two moments, each seen by a depth camera from its own place."""
 
 from dataclasses import dataclass
+from functools import lru_cache
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -49,11 +51,17 @@ class Moments:
     body: int
 
 
+@lru_cache(maxsize=1)
+def _open3d() -> ModuleType:
+    """Open3D, imported once: looking for its system libraries takes longer than casting the rays of an image."""
+    return import_open3d()
+
+
 class RayScene:
     """A mesh prepared for ray casting on one thread."""
 
     def __init__(self, vertices: Floats, triangles: Ints) -> None:
-        self._o3d = import_open3d()
+        self._o3d = _open3d()
         self._scene = self._o3d.t.geometry.RaycastingScene(nthreads=1)
         tensor = self._o3d.core.Tensor
         self._scene.add_triangles(tensor(vertices.astype(np.float32)), tensor(triangles.astype(np.uint32)))
@@ -161,10 +169,10 @@ def look_at(eye: Floats, centre: Floats, roll: float) -> Floats:
     return pose
 
 
-def random_view(vertices: Floats, camera: Camera, rng: np.random.Generator, azimuth: float, elevation: float) -> Floats:
-    """A camera's pose (4, 4) from which the vertices (V, 3) about fill the image."""
-    centre = (vertices.min(axis=0) + vertices.max(axis=0)) / 2
-    radius = float(np.linalg.norm(np.ptp(vertices, axis=0))) / 2
+def random_view(box: Floats, camera: Camera, rng: np.random.Generator, azimuth: float, elevation: float) -> Floats:
+    """A camera's pose (4, 4) from which a thing between the corners of `box` (2, 3) about fills the image."""
+    centre = (box[0] + box[1]) / 2
+    radius = float(np.linalg.norm(box[1] - box[0])) / 2
     fitting = radius * camera.fy / (camera.height / 2)
     distance = fitting * (rng.uniform(0.6, 0.9) if rng.random() < 0.15 else rng.uniform(0.95, 1.4))
     direction = np.array([np.cos(elevation) * np.sin(azimuth), np.sin(elevation), np.cos(elevation) * np.cos(azimuth)])
@@ -179,13 +187,14 @@ def _choose_views(
     used = np.unique(moments.triangles[: moments.body])
     before, after = moments.before[used], moments.after[used]
     azimuth, elevation = rng.uniform(0, 2 * np.pi), np.radians(rng.uniform(-15, 50))
-    first = random_view(before, camera, rng, azimuth, elevation)
+    boxes = [np.stack([vertices.min(axis=0), vertices.max(axis=0)]) for vertices in (before, after)]
+    first = random_view(boxes[0], camera, rng, azimuth, elevation)
     sample = rng.choice(len(used), min(1500, len(used)), replace=False)
     seen = sample[scenes[0].sees(first[:3, 3], before[sample])]
     best, smallest = first, np.inf
     for turn in rng.uniform(-1, 1, CANDIDATE_CAMERAS) * np.radians(105):
         tilt = np.radians(rng.uniform(-15, 50))
-        pose = random_view(after, camera, rng, azimuth + turn, tilt)
+        pose = random_view(boxes[1], camera, rng, azimuth + turn, tilt)
         share = float(scenes[1].sees(pose[:3, 3], after[seen]).mean()) if len(seen) else 0.0
         if abs(share - overlap) < smallest:
             best, smallest = pose, abs(share - overlap)
@@ -241,8 +250,9 @@ def thin_out(points: Floats, flow: Floats | None = None) -> tuple[Floats, Floats
     """
     flow = np.zeros_like(points) if flow is None else flow
     cells = np.floor(points / GRID).astype(np.int64)
-    _, group = np.unique(cells, axis=0, return_inverse=True)
-    group = group.reshape(-1)
+    cells -= cells.min(axis=0)
+    _, height, depth = cells.max(axis=0) + 1
+    _, group = np.unique((cells[:, 0] * height + cells[:, 1]) * depth + cells[:, 2], return_inverse=True)
     counts = np.bincount(group)
     centres = np.stack([np.bincount(group, points[:, axis]) for axis in range(3)], axis=1) / counts[:, None]
     order = np.lexsort([np.linalg.norm(points - centres[group], axis=1), group])

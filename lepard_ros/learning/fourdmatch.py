@@ -60,18 +60,19 @@ def load_pair(path: str | Path) -> DeformablePair:
     """
     path = Path(path)
     try:
-        with np.load(path) as file:
-            missing = [name for name in FIELDS if name not in file]
-            if missing:
-                raise InputError(f"{path.name} lacks {', '.join(missing)}: give an .npz file in the 4DMatch format.")
-            arrays = {name: np.asarray(file[name]) for name in FIELDS}
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError, AttributeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"{path.name} is not a readable .npz file ({error}): give one in the 4DMatch format."
-        ) from error
+        arrays = _read_arrays(path)
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError, TypeError) as error:
+        raise InputError(f"{path.name} is not an .npz file in the 4DMatch format ({error}).") from error
     return _checked_pair(arrays, path.name)
+
+
+def _read_arrays(path: Path) -> dict[str, NDArray]:
+    """The arrays of the format in a file."""
+    with np.load(path) as file:
+        missing = [name for name in FIELDS if name not in file]
+        if missing:
+            raise ValueError(f"it lacks {', '.join(missing)}")
+        return {name: np.asarray(file[name]) for name in FIELDS}
 
 
 def _checked_pair(arrays: dict[str, NDArray], name: str) -> DeformablePair:

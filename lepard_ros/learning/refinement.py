@@ -44,8 +44,9 @@ def weld(values: Floats, triangles: Ints, digits: int = 4) -> tuple[Floats, Ints
 
 def subdivide(values: Floats, triangles: Ints) -> tuple[Floats, Ints]:
     """Split every triangle in four at the middles of its edges; `values` (V, C) are averaged there."""
-    corners = np.sort(triangles[:, [[0, 1], [1, 2], [2, 0]]], axis=2).reshape(-1, 2)
-    edges, edge_of = np.unique(corners, axis=0, return_inverse=True)
+    corners = np.sort(triangles[:, [[0, 1], [1, 2], [2, 0]]], axis=2).reshape(-1, 2).astype(np.int64)
+    keys, edge_of = np.unique(corners[:, 0] * len(values) + corners[:, 1], return_inverse=True)
+    edges = np.stack(np.divmod(keys, len(values)), axis=1)
     middle = len(values) + edge_of.reshape(-1, 3)
     (a, b, c), (ab, bc, ca) = triangles.T, middle.T
     quarters = [(a, ab, ca), (ab, b, bc), (ca, bc, c), (ab, bc, ca)]

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,14 +24,14 @@ HEADER = """\
 BUILD = ("pip", "wheel")
 
 
-def resolve(python: str) -> dict[str, str]:
-    """Name -> version of all that the project needs under one Python."""
+def resolve(python: str, requirements: list[str]) -> dict[str, str]:
+    """Name -> version of all that the requirements need under one Python."""
     with tempfile.TemporaryDirectory() as folder:
         environment = Path(folder) / "environment"
         report = Path(folder) / "report.json"
         subprocess.run([python, "-m", "venv", environment], check=True)
         ask = [str(environment / "bin" / "pip"), "install", "--quiet", "--dry-run", "--ignore-installed"]
-        subprocess.run([*ask, "--report", str(report), *project_requirements(), *BUILD], check=True)
+        subprocess.run([*ask, "--report", str(report), *requirements], check=True)
         installs = json.loads(report.read_text())["install"]
     versions = {item["metadata"]["name"]: item["metadata"]["version"].split("+")[0] for item in installs}
     return {name: version for name, version in versions.items() if not is_cuda(name)}
@@ -42,7 +43,7 @@ def project_requirements() -> list[str]:
     run_setup = importlib.import_module("distutils.core").run_setup
     distribution = run_setup(str(ROOT / "setup.py"), stop_after="init")
     extras = [requirement for group in distribution.extras_require.values() for requirement in group]
-    return [TORCH, *distribution.install_requires, *extras, *build_requirements()]
+    return [TORCH, *distribution.install_requires, *extras, *build_requirements(), *BUILD]
 
 
 def build_requirements() -> list[str]:
@@ -74,15 +75,14 @@ def merge(by_python: dict[str, dict[str, str]]) -> list[str]:
 
 
 def main() -> int:
-    by_python = {}
-    for version in PYTHONS:
-        python = shutil.which(f"python{version}")
-        if python is None:
-            print(f"python{version} is not here: its versions are left out.", file=sys.stderr)
-            continue
-        print(f"Resolving for Python {version} ...", flush=True)
-        by_python[version] = resolve(python)
-    (ROOT / "requirements.lock").write_text(HEADER + "\n".join(merge(by_python)) + "\n")
+    pythons = {version: shutil.which(f"python{version}") for version in PYTHONS}
+    for version in [version for version, python in pythons.items() if python is None]:
+        print(f"python{version} is not here: its versions are left out.", file=sys.stderr)
+    requirements = project_requirements()
+    with ThreadPoolExecutor() as pool:
+        jobs = {version: pool.submit(resolve, python, requirements) for version, python in pythons.items() if python}
+    lines = merge({version: job.result() for version, job in jobs.items()})
+    (ROOT / "requirements.lock").write_text(HEADER + "\n".join(lines) + "\n")
     return 0
 
 

@@ -24,7 +24,7 @@ from lepard_ros.registration.types import Matches
 FloatArray = NDArray[np.floating]
 WarpFunction = Callable[[FloatArray], FloatArray]
 
-INLIER_DISTANCE = 0.04  # metres, as in the paper
+NEAR = 0.04  # metres: a match or a recalled point is right within this, as in the paper
 LOW_OVERLAP = 0.45  # 4DLoMatch lies below, 4DMatch above
 SUBSAMPLE = 0.03  # metres: spacing at which a dense warp is read as matches
 CPD_POINTS = 1000  # per cloud: the cost grows with the cube
@@ -134,7 +134,7 @@ def matches_of_warp(warp: WarpFunction, source: FloatArray, target: FloatArray) 
     cubes = np.floor(np.asarray(source) / SUBSAMPLE).astype(np.int64)
     even = np.asarray(source, dtype=np.float64)[np.unique(cubes, axis=0, return_index=True)[1]]
     landed = warp(even)
-    near = cKDTree(target).query(landed)[0] < INLIER_DISTANCE
+    near = cKDTree(target).query(landed)[0] < NEAR
     return Matches(even[near], landed[near], np.ones(int(near.sum())))
 
 
@@ -160,12 +160,12 @@ def evaluate_deformable(method: DeformableMethod, pair: DeformablePair) -> Recor
         metrics.nonrigid_matching_recall,
         matched_source=result.matches.source,
         matched_target=result.matches.target,
-        threshold=INLIER_DISTANCE,
+        threshold=NEAR,
     )
     record: Record = {
         "overlap": pair.overlap,
         "matches": len(result.matches.source),
-        "inlier_ratio": metrics.inlier_ratio(moved, result.matches.target, INLIER_DISTANCE),
+        "inlier_ratio": metrics.inlier_ratio(moved, result.matches.target, NEAR),
         "nfmr": recall(pair.source[seen], truth[seen]),
         "nfmr_metric": recall(pair.source[pair.metric_index], truth[pair.metric_index]),
         "accepted": result.accepted,
@@ -328,7 +328,7 @@ def run_command(args: argparse.Namespace) -> int:
     records = run_deformable(files, args.methods, args.thresholds, args.jobs, log, progress=not args.quiet)
     tables = deformable_tables(records)
     for title, summaries in tables.items():
-        print(f"\n{title}: NFMR over the true matches, IR at {INLIER_DISTANCE} m\n")
+        print(f"\n{title}: NFMR over the true matches, IR at {NEAR} m\n")
         print(format_table(deformable_rows(summaries)))
     write_json(args.json, {**stamp(args), "seed": args.seed, "tables": tables, "records": records})
     if args.report:

@@ -83,11 +83,10 @@ class Page:
 
     def write(self, directory: Path) -> Path:
         """Write `index.html` and return its path."""
-        head = (
-            f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{html.escape(self.title)}'
-        )
-        body = f"<h1>{html.escape(self.title)}</h1>" + "\n".join(self.parts)
-        page = f'<!doctype html><html lang="en"><head>{head}</title><style>{STYLE}</style></head><body>{body}</body></html>'
+        title = html.escape(self.title)
+        head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
+        body = f"<h1>{title}</h1>" + "\n".join(self.parts)
+        page = f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}</style></head><body>{body}</body></html>'
         path = directory / "index.html"
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -208,11 +207,10 @@ def deformable_report(
     directory: Path, files: Sequence[Path], methods: Sequence[str], records: Sequence[Record]
 ) -> Path:
     """Write the page of a deformable evaluation; returns its path."""
-    from lepard_ros.evaluation.deformable import INLIER_DISTANCE as near
-    from lepard_ros.evaluation.deformable import deformable_rows, deformable_tables
+    from lepard_ros.evaluation.deformable import NEAR, deformable_rows, deformable_tables
 
     page = Page(f"Deformable matching of {len(files)} pairs")
-    page.text(f"{_made_with()} IR and NFMR at {near} m; NFMR over the true matches; EPE over points seen twice.")
+    page.text(f"{_made_with()} IR and NFMR at {NEAR} m; NFMR over the true matches; EPE over points seen twice.")
     for title, summaries in deformable_tables(records).items():
         page.heading(title)
         page.table(deformable_rows(summaries))
@@ -231,14 +229,13 @@ def deformable_report(
 
 def _deformable_figures(path: Path, name: str) -> list[tuple["Figure", str]]:
     """The matches of a pair and, where there is one, its warp with the error as a colour."""
-    from lepard_ros.evaluation.deformable import INLIER_DISTANCE as near
-    from lepard_ros.evaluation.deformable import make_deformable, true_places
+    from lepard_ros.evaluation.deformable import NEAR, make_deformable, true_places
     from lepard_ros.learning.fourdmatch import load_pair
 
     pair = load_pair(path)
     result = make_deformable(name).align(pair.source, pair.target)
     moved = true_places(pair, result.matches.source)
-    right = np.linalg.norm(moved - result.matches.target, axis=1) < near
+    right = np.linalg.norm(moved - result.matches.target, axis=1) < NEAR
     title = f"{path.parent.name}/{path.stem}"
     view = pictures.sensor_view(0.15)
     drawn = pictures.matches_figure(pair.source, pair.target, result.matches, right, pair.transform, title, view)

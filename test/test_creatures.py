@@ -1,6 +1,7 @@
 """Deformable data: skinning against hand-computed cases, meshes against closed forms, pairs against their own truth."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -43,11 +44,11 @@ def quarter_turn_about_z() -> np.ndarray:
 
 
 def test_linear_blend_of_a_hand_computed_case() -> None:
-    """A point at (1, 0, 0), half on a still bone, half on one that turns it to (0, 1, 0), goes half way: (.5, .5, 0)."""
+    """A point at (1, 0, 0), half on a still bone, half on one that turns it to (0, 1, 0), goes half way."""
     motion = np.stack([np.eye(4), quarter_turn_about_z()])
     weights = np.array([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]])
     moved = blend_linear(np.tile([1.0, 0.0, 0.0], (3, 1)), weights, motion)
-    np.testing.assert_allclose(moved, [[1, 0, 0], [0.5, 0.5, 0], [0, 1, 0]], atol=1e-12)
+    np.testing.assert_allclose(moved, np.array([[1, 0, 0], [0.5, 0.5, 0], [0, 1, 0]]), atol=1e-12)
 
 
 def test_dual_quaternions_of_a_hand_computed_case() -> None:
@@ -56,7 +57,7 @@ def test_dual_quaternions_of_a_hand_computed_case() -> None:
     motion[1, :3, 3] = [0, 0, 2]
     weights = np.array([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]])
     moved = blend_dual_quaternions(np.tile([1.0, 0.0, 0.0], (3, 1)), weights, motion)
-    np.testing.assert_allclose(moved, [[1, 0, 0], [np.sqrt(0.5), np.sqrt(0.5), 1], [0, 1, 2]], atol=1e-12)
+    np.testing.assert_allclose(moved, np.array([[1, 0, 0], [np.sqrt(0.5), np.sqrt(0.5), 1], [0, 1, 2]]), atol=1e-12)
 
 
 def test_both_blends_are_exact_for_one_rigid_motion() -> None:
@@ -172,7 +173,7 @@ def test_bending_a_sheet_keeps_lengths() -> None:
 
 
 @pytest.mark.parametrize("make", [sheet, soft_object])
-def test_boneless_things_are_sound_meshes(make) -> None:  # type: ignore[no-untyped-def]
+def test_boneless_things_are_sound_meshes(make: Callable) -> None:
     for seed in range(4):
         vertices, triangles = make(np.random.default_rng(seed))
         assert triangles.min() == 0 and triangles.max() == len(vertices) - 1
@@ -192,7 +193,7 @@ def test_cameras_look_at_their_centre_with_up_up() -> None:
 
 def test_what_stands_behind_something_is_not_seen() -> None:
     wall = np.array([[-1, -1, 0], [1, -1, 0], [0, 1, 0]], float)
-    scene = RayScene(np.concatenate([wall, wall + [0, 0, 1.0]]), np.arange(6).reshape(2, 3))
+    scene = RayScene(np.concatenate([wall, wall + np.array([0, 0, 1.0])]), np.arange(6).reshape(2, 3))
     points = np.array([[0, 0, 0], [0, 0, 1]], float)
     assert scene.sees(np.array([0, 0, 5.0]), points).tolist() == [False, True]
     assert scene.sees(np.array([0, 0, -5.0]), points).tolist() == [True, False]

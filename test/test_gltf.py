@@ -159,9 +159,10 @@ def test_broken_files_give_a_model_or_a_sentence(tmp_path: Path, data: st.DataOb
             broken[data.draw(st.integers(0, len(broken) - 1))] = data.draw(st.integers(0, 255))
     (tmp_path / "broken.glb").write_bytes(bytes(broken))
     try:
-        assert read_model(tmp_path / "broken.glb").mesh.vertices.shape[1] == 3
-    except InputError as error:
-        assert "broken.glb" in str(error)
+        mesh = read_model(tmp_path / "broken.glb").mesh
+    except InputError:
+        return
+    assert mesh.vertices.shape[1] == 3 and mesh.triangles.max() < len(mesh.vertices) == len(mesh.weights)
 
 
 def test_shared_models_move_and_stay_finite(shared_data: Any) -> None:

@@ -13,9 +13,9 @@ import argparse
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from lepard_ros.registration.kabsch import exponential, move, rotation_angle
 from lepard_ros.registration.rigid import RigidSettings, checked_matches, register_matches
 from lepard_ros.registration.types import FloatArray, Surface
 
+SETS = ("3DMatch", "3DLoMatch", "TUM", "unrelated")
 SPACING = 0.05
 UNIT = 0.00025
 
@@ -145,7 +146,7 @@ def room_pairs(files: list[Path], per_room: int, unrelated: int) -> Iterator[Pai
             points, offset, pose, pairs = (shard[name] for name in ("points", "offset", "pose", "pairs"))
         clouds: dict[int, Surface] = {}
 
-        def cloud(index: int, points=points, offset=offset, clouds=clouds) -> Surface:  # type: ignore[no-untyped-def]
+        def cloud(index: int, points=points, offset=offset, clouds=clouds) -> Surface:
             if index not in clouds:
                 clouds[index] = surface_of(points[offset[index] : offset[index + 1]] * UNIT)
             return clouds[index]
@@ -169,7 +170,7 @@ def by_ransac(source: Surface, target: Surface) -> FloatArray | None:
     """Open3D: FPFH, RANSAC with 100,000 draws, point-to-plane ICP; never refuses."""
     import open3d
 
-    registration = open3d.pipelines.registration
+    registration: Any = open3d.pipelines.registration
     clouds, fpfh = [], []
     for surface in (source, target):
         cloud = open3d.geometry.PointCloud(open3d.utility.Vector3dVector(surface.points))
@@ -178,13 +179,18 @@ def by_ransac(source: Surface, target: Surface) -> FloatArray | None:
         clouds.append(cloud)
         fpfh.append(registration.compute_fpfh_feature(cloud, within))
     open3d.utility.random.seed(0)
+    checks = [
+        registration.CorrespondenceCheckerBasedOnEdgeLength(0.9),
+        registration.CorrespondenceCheckerBasedOnDistance(1.5 * SPACING),
+    ]
+    point, plane = (
+        registration.TransformationEstimationPointToPoint(False),
+        registration.TransformationEstimationPointToPlane(),
+    )
+    draws = registration.RANSACConvergenceCriteria(100_000, 0.999)
     coarse = registration.registration_ransac_based_on_feature_matching(
-        *clouds, *fpfh, True, 1.5 * SPACING, registration.TransformationEstimationPointToPoint(False), 3,
-        [registration.CorrespondenceCheckerBasedOnEdgeLength(0.9),
-         registration.CorrespondenceCheckerBasedOnDistance(1.5 * SPACING)],
-        registration.RANSACConvergenceCriteria(100_000, 0.999),
-    )  # fmt: skip
-    plane = registration.TransformationEstimationPointToPlane()
+        *clouds, *fpfh, True, 1.5 * SPACING, point, 3, checks, draws
+    )
     return registration.registration_icp(*clouds, 1.5 * SPACING, coarse.transformation, plane).transformation
 
 
@@ -214,19 +220,23 @@ def compare(args: argparse.Namespace) -> None:
     sets["TUM"] = tum_pairs(args.folder, args.pairs)
     sets["unrelated"] = unrelated_pairs(args.folder, args.pairs)
     print(f"{'data':10} {'method':14} {'pairs':>5} {'right':>7} {'wrong':>7} {'refused':>7} {'CPU s':>6}")
-    for name, pairs in sets.items():
-        pairs = list(pairs)
+    for name in args.sets:
+        pairs = list(sets[name])
         for method in args.methods:
-            right, wrong, seconds = 0, 0, 0.0
-            for pair in pairs:
-                start = time.process_time()
-                found = METHODS[method](pair.source, pair.target)
-                seconds += time.process_time() - start
-                right += found is not None and is_right(found, pair.truth)
-                wrong += found is not None and not is_right(found, pair.truth)
-            count = len(pairs)
-            shares = [f"{100.0 * part / count:6.1f}%" for part in (right, wrong, count - right - wrong)]
-            print(f"{name:10} {method:14} {count:5} {' '.join(shares)} {seconds / count:6.2f}", flush=True)
+            print(f"{name:10} {method:14} {tally(METHODS[method], pairs)}", flush=True)
+
+
+def tally(method: Callable[[Surface, Surface], FloatArray | None], pairs: list[Pair]) -> str:
+    """Number of pairs, shares of right, wrong and refused ones, CPU seconds a pair."""
+    right, wrong = 0, 0
+    start = time.process_time()
+    for pair in pairs:
+        found = method(pair.source, pair.target)
+        right += found is not None and is_right(found, pair.truth)
+        wrong += found is not None and not is_right(found, pair.truth)
+    seconds, count = (time.process_time() - start) / len(pairs), len(pairs)
+    shares = [f"{100.0 * part / count:6.1f}%" for part in (right, wrong, count - right - wrong)]
+    return f"{count:5} {' '.join(shares)} {seconds:6.2f}"
 
 
 # The acceptance rule
@@ -313,8 +323,10 @@ def speed(_: argparse.Namespace) -> None:
         source, target = (rng.uniform(-2.0, 2.0, (count, 3)) for _ in range(2))
         true = count // 20
         target[:true] = move(exponential(rng.normal(size=6)), source[:true]) + rng.normal(size=(true, 3)) * 0.03
-        matches = [torch.as_tensor(values) for values in (source, target, rng.uniform(0.1, 1.0, count))]
-        milliseconds = 1e3 * cpu_seconds(lambda matches=matches: find_hypotheses(*matches, ConsistencySettings()))
+        first, second = torch.as_tensor(source), torch.as_tensor(target)
+        confidence = torch.as_tensor(rng.uniform(0.1, 1.0, count))
+        work = partial(find_hypotheses, first, second, confidence, ConsistencySettings())
+        milliseconds = 1e3 * cpu_seconds(work)
         print(f"hypotheses of {count:5} matches, 5 % true: {milliseconds:6.1f} ms")
     icp_speed()
 
@@ -372,6 +384,7 @@ def main() -> None:
             command.add_argument("--pairs", type=int, default=60 if run is compare else 6, help="pairs per set or room")
         if run is compare:
             command.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+            command.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
         if run in (fit, covariance):
             command.add_argument("--rooms", type=int, default=20)
             command.add_argument("--first-seed", type=int, default=100 if run is fit else 0)

@@ -68,7 +68,7 @@ def test_a_plane_is_undetermined_and_a_room_is_not() -> None:
     assert judge(evidence, SETTINGS) is Status.DEGENERATE
     source, target, motion = two_views(0)
     evidence = gather_evidence(true_matches(source, motion), source, target, motion[None], SETTINGS, 4000)
-    assert evidence.determinacy[0] > 0.2
+    assert evidence.determinacy[0] > 0.1
     assert judge(evidence, SETTINGS) is Status.OK
 
 

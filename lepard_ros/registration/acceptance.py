@@ -122,25 +122,26 @@ def determinacy(contact: Contact, lying: NDArray[np.bool_]) -> FloatArray:
 
 
 # Log-odds that a motion is right = BIAS + sum of COEFFICIENTS * (feature - CENTRE).
-FEATURES = Evidence._fields
-CENTRE = np.array([4.0, 0.3, 4.0, 0.6, 0.2, -3.5, -1.8])
-COEFFICIENTS = np.array([1.0, 0.0, 1.0, 5.0, -5.0, -2.0, 1.0])
+FEATURES = ("inliers", "detail", "fit", "residual", "conflict", "determinacy")
+CENTRE = np.array([4.0, 4.8, 0.6, 0.17, -3.5, -1.8])
+COEFFICIENTS = np.array([0.6, 1.2, 4.0, -2.0, -1.2, 1.5])
 BIAS = 0.0
+MOST_INLIERS = 100  # more do not count: a network can agree with itself on a mistake
 
 
 def features(evidence: Evidence) -> FloatArray:
-    """What the rule weighs, (H, 7): counts, conflict and determinacy as logarithms."""
+    """What the rule weighs, (H, 6), in the order of FEATURES: counts, conflict and determinacy as logarithms."""
     logged = evidence._replace(
-        inliers=np.log1p(evidence.inliers),
+        inliers=np.log1p(np.minimum(evidence.inliers, MOST_INLIERS)),
         detail=np.log1p(evidence.detail),
         conflict=np.log(0.005 + evidence.conflict),
         determinacy=np.log(np.maximum(evidence.determinacy, 1e-3)),
     )
-    return np.stack(logged, axis=1)
+    return np.stack([getattr(logged, name) for name in FEATURES], axis=1)
 
 
 def contributions(evidence: Evidence, settings: AcceptanceSettings) -> FloatArray:
-    """What each feature adds to the log-odds, (H, 7)."""
+    """What each feature adds to the log-odds, (H, 6)."""
     parts = COEFFICIENTS * (features(evidence) - CENTRE)
     parts[:, FEATURES.index("conflict")] *= settings.free_space_weight
     return parts
@@ -153,7 +154,6 @@ def quality(evidence: Evidence, settings: AcceptanceSettings) -> FloatArray:
 
 REASONS = {
     "inliers": Status.TOO_FEW_INLIERS,
-    "overlap": Status.LOW_OVERLAP,
     "detail": Status.LOW_OVERLAP,
     "fit": Status.HIGH_RESIDUAL,
     "residual": Status.HIGH_RESIDUAL,

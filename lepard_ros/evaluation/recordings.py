@@ -15,6 +15,7 @@ from lepard_ros.evaluation.trajectories import read_tum, stamps_to_ns
 SEVEN_SCENES_CAMERA = Camera(640, 480, 585.0, 585.0, 320.0, 240.0)
 SEVEN_SCENES_RATE = 30.0
 SEVEN_SCENES_INVALID = 65535
+START_NS = 10**9  # of recordings without a date: a stamp of zero would mean "unknown" to ROS
 POSE_TOLERANCE_NS = 20_000_000
 
 
@@ -83,7 +84,7 @@ class RoomRecording:
     def frames(self) -> Iterator[DepthFrame]:
         """Every image in order of time."""
         sequence = self._sequence()
-        stamps = stamps_to_ns(np.asarray(sequence.stamps))
+        stamps = START_NS + stamps_to_ns(np.asarray(sequence.stamps))
         for stamp, depth, pose in zip(stamps, sequence.depths, sequence.poses, strict=True):
             yield DepthFrame(int(stamp), np.asarray(depth, np.float32), np.asarray(pose, np.float64))
 
@@ -176,9 +177,8 @@ def _poses_at(path: Path, stamps: NDArray[np.int64]) -> list[NDArray[np.float64]
 
 def _open_seven_scenes(folder: Path) -> Recording:
     paths = sorted(folder.glob("frame-*.depth.png"))
-    start = 10**9  # 7-Scenes has no time: the images are numbered, taken at 30 Hz
     shots = [
-        _Shot(start + round(i * 1e9 / SEVEN_SCENES_RATE), path, _seven_scenes_pose(path))
+        _Shot(START_NS + round(i * 1e9 / SEVEN_SCENES_RATE), path, _seven_scenes_pose(path))
         for i, path in enumerate(paths)
     ]
     return Recording(SEVEN_SCENES_CAMERA, tuple(shots), 1000.0, SEVEN_SCENES_INVALID)

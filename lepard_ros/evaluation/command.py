@@ -23,7 +23,8 @@ examples:
   lepard evaluate pairs DATA --set unrelated --count 100
   lepard evaluate tum rgbd_dataset_freiburg1_desk --count 150 --report report/
   lepard evaluate 4dmatch DATA --methods lepard:deformable n-icp cpd
-  lepard evaluate ablation DATA --set 3DMatch --variants threshold reposition
+  lepard evaluate ablation DATA --set 3DMatch --count 50 --variants threshold oracle
+  lepard evaluate gate
 
 An interrupted run goes on where it stopped when it is given the same --json file."""
 
@@ -42,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_deformable(kinds.add_parser("4dmatch", help=text, description=text))
     text = "variants of the network on rigid or deformable pairs, as in the paper's ablations"
     _add_ablation(kinds.add_parser("ablation", help=text, description=text))
+    text = "a few generated rooms: fails when shipped weights got worse than recorded"
+    gate = kinds.add_parser("gate", help=text, description=text)
+    gate.add_argument("--weights", default="rigid", help="shipped weights by name, or a file (default rigid)")
     if importlib.util.find_spec(BAG_MODULE) is not None:
         text = "track a bag and compare with its true trajectory (as `lepard replay`)"
         importlib.import_module(BAG_MODULE).add_arguments(kinds.add_parser("bag", help=text, description=text))
@@ -91,6 +95,10 @@ def run(args: argparse.Namespace) -> int:
     """Run one kind of evaluation."""
     if args.kind == "bag":
         return int(importlib.import_module(BAG_MODULE).run(args))
+    if args.kind == "gate":
+        from lepard_ros.evaluation.gate import run_command as run_gate
+
+        return run_gate(args)
     if args.kind == "4dmatch":
         from lepard_ros.evaluation.deformable import run_command
 

@@ -1,0 +1,142 @@
+"""The regression gate: a small fixed set of generated rooms, on which shipped weights must not get worse.
+
+The rooms need no files and are the same everywhere: procedural furniture, fixed seeds that training never draws.
+`lepard evaluate gate` prints a score, to be recorded here when weights are shipped.
+"""
+
+import argparse
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lepard_ros.evaluation import metrics
+
+if TYPE_CHECKING:
+    from lepard_ros.learning.shards import Shard
+    from lepard_ros.matcher import EncodedCloud, Matcher
+
+FloatArray = NDArray[np.floating]
+
+ROOM_SEEDS = (910_001, 910_002, 910_003)
+PAIRS_PER_ROOM = 12
+UNRELATED_PAIRS = 12
+ROTATION, TRANSLATION = 5.0, 0.15  # degrees, metres: the rooms' truth is exact, so this is tighter than for real data
+RECALL_SLACK = 1 / (len(ROOM_SEEDS) * PAIRS_PER_ROOM)  # one pair: the last bits of a float may turn one
+ERROR_SLACK = 1.25
+
+
+@dataclass(frozen=True)
+class GateScore:
+    """recall: share of overlapping pairs registered. false_accepts: share of unrelated pairs called registered.
+
+    rotation: degrees, translation: metres, medians over the registered pairs (nan without any).
+    """
+
+    recall: float
+    false_accepts: float
+    rotation: float
+    translation: float
+
+    def failures(self, recorded: "GateScore") -> list[str]:
+        """What got worse than recorded, one sentence each."""
+        checks = (
+            ("recall", self.recall < recorded.recall - RECALL_SLACK - 1e-9, self.recall, recorded.recall),
+            (
+                "false accepts",
+                self.false_accepts > recorded.false_accepts + 1 / UNRELATED_PAIRS + 1e-9,
+                self.false_accepts,
+                recorded.false_accepts,
+            ),
+            (
+                "rotation error",
+                not self.rotation <= ERROR_SLACK * recorded.rotation,
+                self.rotation,
+                recorded.rotation,
+            ),
+            (
+                "translation error",
+                not self.translation <= ERROR_SLACK * recorded.translation,
+                self.translation,
+                recorded.translation,
+            ),
+        )
+        return [f"{name} is {now:.3f}, recorded {before:.3f}" for name, worse, now, before in checks if worse]
+
+
+# By the name of the shipped weights, as `lepard evaluate gate --weights NAME` printed it.
+RECORDED: dict[str, GateScore] = {}
+
+
+class GatePair(NamedTuple):
+    """A source and a target cloud (N, 3) by place in a list, and the true motion (4, 4), or None if unrelated."""
+
+    source: int
+    target: int
+    truth: FloatArray | None
+
+
+def gate_rooms() -> "list[Shard]":
+    """The rooms, rendered anew: a few seconds."""
+    from lepard_ros.learning.meshes import load_library
+    from lepard_ros.learning.shards import make_room
+
+    return [make_room(seed, load_library(None)) for seed in ROOM_SEEDS]
+
+
+def gate_pairs(rooms: "list[Shard]") -> tuple[list[FloatArray], list[GatePair]]:
+    """All clouds of the rooms, and the pairs: evenly over the overlap in each room, then across rooms."""
+    clouds: list[FloatArray] = []
+    pairs: list[GatePair] = []
+    starts = []
+    for room in rooms:
+        starts.append(len(clouds))
+        by_overlap = np.argsort(room.overlap.min(axis=1), kind="stable")
+        chosen = by_overlap[np.linspace(0, len(by_overlap) - 1, PAIRS_PER_ROOM).astype(int)]
+        for source, target in room.pairs[chosen]:
+            truth = room.transform(int(source), int(target))
+            pairs.append(GatePair(starts[-1] + int(source), starts[-1] + int(target), truth))
+        clouds += [room.cloud(i) for i in range(len(room.offset) - 1)]
+    random = np.random.default_rng(0)
+    for _ in range(UNRELATED_PAIRS):
+        first, second = random.choice(len(rooms), size=2, replace=False)
+        ends = [int(starts[room] + random.integers(len(rooms[room].offset) - 1)) for room in (first, second)]
+        pairs.append(GatePair(ends[0], ends[1], None))
+    return clouds, pairs
+
+
+def run_gate(matcher: "Matcher", rooms: "list[Shard]") -> GateScore:
+    """The score of a matcher on the rooms; every cloud is encoded once."""
+    clouds, pairs = gate_pairs(rooms)
+    encoded: dict[int, EncodedCloud] = {}
+    errors, false_accepts = [], []
+    for pair in pairs:
+        for place in (pair.source, pair.target):
+            if place not in encoded:
+                encoded[place] = matcher.encode(clouds[place])
+        result = matcher.register(encoded[pair.source], encoded[pair.target])
+        if pair.truth is None:
+            false_accepts.append(result.ok)
+            continue
+        motion = result.transform
+        errors.append((metrics.rotation_error(motion, pair.truth), metrics.translation_error(motion, pair.truth)))
+    table = np.array(errors)
+    solved = (table[:, 0] < ROTATION) & (table[:, 1] < TRANSLATION)
+    medians = np.median(table[solved], axis=0) if solved.any() else np.full(2, np.nan)
+    return GateScore(float(solved.mean()), float(np.mean(false_accepts)), float(medians[0]), float(medians[1]))
+
+
+def run_command(args: argparse.Namespace) -> int:
+    """`lepard evaluate gate`: print the score; exit code 1 when it is worse than recorded."""
+    from lepard_ros.matcher import Matcher
+
+    score = run_gate(Matcher.from_pretrained(args.weights), gate_rooms())
+    print(score)
+    recorded = RECORDED.get(args.weights)
+    if recorded is None:
+        print(f"no score is recorded for {args.weights}: put this one into RECORDED in {__name__}.")
+        return 0
+    failures = score.failures(recorded)
+    print("\n".join(failures) or "not worse than recorded.")
+    return 1 if failures else 0

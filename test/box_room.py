@@ -64,4 +64,7 @@ def look(x: float, z: float, yaw: float, pitch: float = 8.0, y: float = 0.0) -> 
 def sweep(count: int, start: float = -25.0, end: float = 45.0) -> list[NDArray[np.float64]]:
     """Poses of a camera that walks to the right while it turns."""
     steps = np.linspace(0.0, 1.0, count)
-    return [look(-0.5 + 1.0 * s, -0.6 + 0.4 * np.sin(3 * s), start + (end - start) * s, 8 + 4 * np.sin(5 * s)) for s in steps]
+    return [
+        look(-0.5 + 1.0 * s, -0.6 + 0.4 * np.sin(3 * s), start + (end - start) * s, 8 + 4 * np.sin(5 * s))
+        for s in steps
+    ]

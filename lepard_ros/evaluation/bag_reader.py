@@ -1,6 +1,7 @@
 """Read a rosbag2 without ROS: clouds or depth images in order, and the true poses if there are any."""
 
 import functools
+import sqlite3
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -187,14 +188,23 @@ def open_bag(path: Path) -> Iterator[Bag]:
 @contextmanager
 def _damage_named(path: Path) -> Iterator[None]:
     """Turn what a storage reader raises on a damaged file into one sentence."""
-    rosbags = import_rosbags()
-    own = (rosbags.highlevel.AnyReaderError, rosbags.rosbag2.ReaderError)
     try:
         yield
     except InputError:
         raise
-    except (*own, *_DAMAGE) as error:
+    except (*_storage_errors(), *_DAMAGE) as error:
         raise InputError(f"{path} is not a whole bag: {error or type(error).__name__}. Record it again.") from error
+
+
+def _storage_errors() -> tuple[type[Exception], ...]:
+    """The error types of the storage libraries: rosbags reads sqlite3 through apsw."""
+    rosbags = import_rosbags()
+    own = rosbags.highlevel.AnyReaderError, rosbags.rosbag2.ReaderError, sqlite3.Error
+    try:
+        import apsw
+    except ImportError:
+        return own
+    return *own, apsw.Error
 
 
 def _stamp(message: Any, recorded: int) -> int:

@@ -27,7 +27,10 @@ MOST_LINES = 120
 def draw_replay(replay: "Replay", map_points: FloatArray, error: TrajectoryError | None, output: Path) -> list[Path]:
     """Draw all pictures; returns their paths."""
     plt = _pyplot()
-    drawn = [(output / "path.png", _draw_path(plt, replay, error)), (output / "frames.png", _draw_frames(plt, replay, error))]
+    drawn = [
+        (output / "path.png", _draw_path(plt, replay, error)),
+        (output / "frames.png", _draw_frames(plt, replay, error)),
+    ]
     if len(map_points):
         drawn.append((output / "map.png", _draw_map(plt, replay, map_points)))
     for number, example in enumerate(replay.examples):
@@ -95,7 +98,9 @@ def _draw_frames(plt: Any, replay: "Replay", error: TrajectoryError | None) -> A
     else:
         axes[0].text(0.5, 0.5, "the bag holds no truth", transform=axes[0].transAxes, ha="center", color=GREY)
     axes[0].set_ylabel("position error, cm")
-    axes[1].plot(times, [_overlap(track) for track in replay.tracks], color=ORANGE, lw=1, label="overlap with the keyframe")
+    axes[1].plot(
+        times, [_overlap(track) for track in replay.tracks], color=ORANGE, lw=1, label="overlap with the keyframe"
+    )
     axes[1].plot(times, [_inlier_share(track) for track in replay.tracks], color=BLUE, lw=1, label="matches that agree")
     axes[1].set_ylim(0, 1)
     axes[1].set_ylabel("share")

@@ -41,7 +41,12 @@ class KeyframeMap:
         return self._add(cloud, stamp, np.eye(4), np.zeros((6, 6)))
 
     def insert(
-        self, cloud: "EncodedCloud", stamp: float, seen_from: Keyframe, registration: Registration, covariance: FloatArray
+        self,
+        cloud: "EncodedCloud",
+        stamp: float,
+        seen_from: Keyframe,
+        registration: Registration,
+        covariance: FloatArray,
     ) -> tuple[Keyframe, bool]:
         """Add a keyframe that was registered to another one; says whether a loop was closed with it."""
         if registration.transform is None or registration.covariance is None:

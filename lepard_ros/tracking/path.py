@@ -44,9 +44,7 @@ class SensorPath:
     def rebase(self, old: Keyframe, new: Keyframe) -> None:
         """Hang the poses of a keyframe that goes on another one."""
         shift = invert(new.pose) @ old.pose
-        self._steps = [
-            Step(s.stamp, new.id, shift @ s.step) if s.keyframe_id == old.id else s for s in self._steps
-        ]
+        self._steps = [Step(s.stamp, new.id, shift @ s.step) if s.keyframe_id == old.id else s for s in self._steps]
 
     def latest(self, keyframes: KeyframeBuffer, count: int) -> list[tuple[float, FloatArray]]:
         """The newest stamps and poses, newest first."""

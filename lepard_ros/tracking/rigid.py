@@ -164,7 +164,9 @@ class RigidTracker:
         share = min((stamp - last_stamp) / (last_stamp - earlier_stamp), 2.0)  # no sensor goes on for ever
         return [extrapolate(earlier, last, share), last]
 
-    def _sight(self, cloud: "EncodedCloud", frames: Sequence[Keyframe], guesses: Sequence[FloatArray]) -> list[Sighting]:
+    def _sight(
+        self, cloud: "EncodedCloud", frames: Sequence[Keyframe], guesses: Sequence[FloatArray]
+    ) -> list[Sighting]:
         """What each keyframe says: the network's motions in one batch, and those from the guesses beside them."""
         matched = self.matcher.register_many(cloud, [frame.cloud for frame in frames])
         for place, frame in enumerate(frames if guesses else []):
@@ -313,7 +315,9 @@ class RigidTracker:
         if any(sighting.registration.ok for sighting in sightings):
             return "a place was found, and waits for a second look"
         best = max(sightings, key=lambda s: s.registration.overlap, default=None)
-        searched = f"searched {min(self.settings.search_keyframes, len(self.keyframes))} of {len(self.keyframes)} keyframes"
+        searched = (
+            f"searched {min(self.settings.search_keyframes, len(self.keyframes))} of {len(self.keyframes)} keyframes"
+        )
         return f"{best.registration.status.value} ({searched})" if best else searched
 
 

@@ -1,0 +1,198 @@
+"""Bags: what is written is read back, and what is damaged or missing is named in one sentence."""
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from box_room import CAMERA, render, sweep
+from PIL import Image
+
+from lepard_ros.cloud.depth import depth_to_points
+from lepard_ros.errors import InputError
+from lepard_ros.evaluation.bag_reader import open_bag
+from lepard_ros.evaluation.bag_writer import CAMERA_FRAME, IMAGE_TOPIC, POINTS_TOPIC, BagWriter
+from lepard_ros.evaluation.bags import make_bag, select_frames, shrink_camera
+from lepard_ros.evaluation.recordings import DepthFrame, open_recording
+from lepard_ros.evaluation.trajectories import Trajectory, rows_from_poses, write_tum
+
+rosbag2 = pytest.importorskip("rosbags.rosbag2")
+STAMPS = [1_700_000_000_123_456_789 + 100_000_000 * i for i in range(4)]
+
+
+def write_room(path: Path, **options: object) -> list[np.ndarray]:
+    """A bag with four views of the room; their depth images."""
+    depths = [render(pose, i) for i, pose in enumerate(sweep(4))]
+    with closing(BagWriter(path, CAMERA, **options)) as bag:
+        for stamp, depth, pose in zip(STAMPS, depths, sweep(4), strict=True):
+            bag.write(stamp, depth, pose)
+    return depths
+
+
+@pytest.mark.parametrize("storage", ["mcap", "sqlite3"])
+@pytest.mark.parametrize("depth", [False, True])
+def test_a_bag_gives_back_what_was_written(tmp_path: Path, storage: str, depth: bool) -> None:
+    depths = write_room(tmp_path / "bag", storage=storage, depth=depth)
+    with open_bag(tmp_path / "bag") as bag:
+        topic = bag.cloud_topic()
+        frames = list(bag.frames(topic))
+        truth = bag.truth(frames[0].frame_id)
+    assert topic == (IMAGE_TOPIC if depth else POINTS_TOPIC)
+    assert [frame.stamp_ns for frame in frames] == STAMPS
+    assert {frame.frame_id for frame in frames} == {CAMERA_FRAME}
+    for frame, written in zip(frames, depths, strict=True):
+        tolerance = 0.002 if depth else 1e-6  # an image holds millimetres
+        assert np.allclose(frame.points, depth_to_points(written, CAMERA), atol=tolerance, equal_nan=True)
+    assert truth is not None and np.allclose(truth.poses, sweep(4), atol=1e-6)
+
+
+def test_type_hashes_are_those_of_ros(tmp_path: Path) -> None:
+    sensor_msgs = pytest.importorskip("sensor_msgs")
+    share = [p / "share/sensor_msgs/msg/PointCloud2.json" for p in Path(sensor_msgs.__file__).parents]
+    described = next((p for p in share if p.is_file()), None)
+    if described is None:
+        pytest.skip("this ROS does not ship type descriptions")
+    write_room(tmp_path / "bag")
+    hashes = {entry["type_name"]: entry["hash_string"] for entry in json.loads(described.read_text())["type_hashes"]}
+    assert hashes["sensor_msgs/msg/PointCloud2"] in (tmp_path / "bag" / "metadata.yaml").read_text()
+
+
+def test_an_existing_bag_is_not_overwritten(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="exists"):
+        BagWriter(tmp_path, CAMERA)
+
+
+def test_a_missing_topic_is_answered_with_those_that_are_there(tmp_path: Path) -> None:
+    write_room(tmp_path / "bag")
+    with open_bag(tmp_path / "bag") as bag, pytest.raises(InputError, match=f"/lidar.*{POINTS_TOPIC}"):
+        bag.cloud_topic("/lidar")
+    with open_bag(tmp_path / "bag") as bag, pytest.raises(InputError, match="no poses on /odom"):
+        bag.truth(CAMERA_FRAME, "/odom")
+
+
+def test_an_empty_bag_is_refused(tmp_path: Path) -> None:
+    BagWriter(tmp_path / "bag", CAMERA).close()
+    with pytest.raises(InputError), open_bag(tmp_path / "bag") as bag:
+        bag.cloud_topic()
+
+
+def test_a_missing_bag_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"), open_bag(tmp_path / "bag"):
+        pass
+
+
+@pytest.mark.parametrize("storage", ["mcap", "sqlite3"])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.6, 0.95, 0.999])
+def test_a_truncated_bag_is_refused_or_read_up_to_a_sentence(tmp_path: Path, storage: str, share: float) -> None:
+    write_room(tmp_path / "bag", storage=storage)
+    data = next(path for path in (tmp_path / "bag").iterdir() if path.suffix in (".mcap", ".db3"))
+    whole = data.read_bytes()
+    data.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(InputError), open_bag(tmp_path / "bag") as bag:  # noqa: PT012 - either step may refuse it
+        frames = list(bag.frames(bag.cloud_topic()))
+        raise InputError(f"only {len(frames)} frames") if len(frames) < 4 else AssertionError("read a damaged bag")
+
+
+@pytest.mark.parametrize("content", [b"", b"not yaml: [", b"{}"])
+def test_a_bag_without_its_index_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    write_room(tmp_path / "bag")
+    (tmp_path / "bag" / "metadata.yaml").write_bytes(content)
+    with pytest.raises(InputError, match="not a whole bag"), open_bag(tmp_path / "bag"):
+        pass
+
+
+def write_transforms(path: Path, mount: np.ndarray) -> None:
+    """A bag whose truth is in TF: world -> base moves, base -> camera is static; clouds in the camera's frame."""
+    from rosbags.typesys import Stores, get_typestore
+
+    store = get_typestore(Stores.ROS2_JAZZY)
+    types = store.types
+
+    def link(stamp: int, parent: str, child: str, pose: np.ndarray) -> object:
+        row = [float(value) for value in rows_from_poses(pose[None])[0]]
+        header = types["std_msgs/msg/Header"](types["builtin_interfaces/msg/Time"](*divmod(stamp, 10**9)), parent)
+        vector, turn = types["geometry_msgs/msg/Vector3"](*row[:3]), types["geometry_msgs/msg/Quaternion"](*row[3:])
+        body = types["geometry_msgs/msg/Transform"](vector, turn)
+        return types["geometry_msgs/msg/TransformStamped"](header, child, body)
+
+    with rosbag2.Writer(path, version=9) as bag:
+        moving = bag.add_connection("/tf", "tf2_msgs/msg/TFMessage", typestore=store)
+        static = bag.add_connection("/tf_static", "tf2_msgs/msg/TFMessage", typestore=store)
+        message = types["tf2_msgs/msg/TFMessage"]
+        fixed = message([link(0, "base", CAMERA_FRAME, mount)])
+        bag.write(static, STAMPS[0], store.serialize_cdr(fixed, "tf2_msgs/msg/TFMessage"))
+        for stamp, pose in zip(STAMPS, sweep(4), strict=True):
+            links = message([link(stamp, "world", "base", pose)])
+            bag.write(moving, stamp, store.serialize_cdr(links, "tf2_msgs/msg/TFMessage"))
+
+
+def test_truth_from_tf_runs_through_static_links(tmp_path: Path) -> None:
+    mount = sweep(9)[7]
+    write_transforms(tmp_path / "bag", mount)
+    with open_bag(tmp_path / "bag") as bag:
+        truth = bag.truth(CAMERA_FRAME)
+        assert bag.truth("elsewhere") is None
+    assert truth is not None and np.allclose(truth.poses, [pose @ mount for pose in sweep(4)], atol=1e-6)
+
+
+def write_tum_folder(folder: Path, count: int = 6) -> None:
+    (folder / "depth").mkdir(parents=True)
+    camera = f"fx {CAMERA.fx} fy {CAMERA.fy} cx {CAMERA.cx} cy {CAMERA.cy} width 160 height 120 depth_scale 5000\n"
+    (folder / "camera.txt").write_text(camera)
+    stamps = 1305031453.374112 + np.arange(count) * 0.1
+    write_tum(folder / "poses.txt", Trajectory(stamps, np.array(sweep(count))))
+    for stamp, pose in zip(stamps, sweep(count), strict=True):
+        raw = (render(pose, None) * 5000).round().astype(np.uint16)
+        Image.fromarray(raw).save(folder / "depth" / f"{stamp:.6f}.png")
+
+
+def test_a_tum_folder_becomes_a_bag(tmp_path: Path) -> None:
+    write_tum_folder(tmp_path / "tum")
+    assert make_bag(str(tmp_path / "tum"), tmp_path / "bag", stride=2) == 6
+    with open_bag(tmp_path / "bag") as bag:
+        frames = list(bag.frames(bag.cloud_topic()))
+        truth = bag.truth(CAMERA_FRAME)
+    assert frames[0].points.shape == (60, 80, 3) and frames[0].stamp_ns == 1305031453374112000
+    full = depth_to_points(render(sweep(6)[0], None), CAMERA)
+    assert np.allclose(frames[0].points, full[::2, ::2], atol=0.002, equal_nan=True)
+    assert truth is not None and len(truth) == 6
+
+
+def test_a_seven_scenes_folder_becomes_a_bag(tmp_path: Path) -> None:
+    folder = tmp_path / "seq-01"
+    folder.mkdir()
+    depth = np.full((480, 640), 1500, np.uint16)
+    depth[0, 0] = 65535
+    Image.fromarray(depth).save(folder / "frame-000000.depth.png")
+    np.savetxt(folder / "frame-000000.pose.txt", sweep(2)[1])
+    frame = next(iter(open_recording(str(folder)).frames()))
+    assert frame.depth[0, 0] == 0 and frame.depth[1, 1] == np.float32(1.5)
+    assert frame.pose is not None and np.allclose(frame.pose, sweep(2)[1])
+
+
+@pytest.mark.parametrize("source", ["nowhere", "synthetic:x", "empty"])
+def test_what_is_no_recording_is_refused(tmp_path: Path, source: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError):
+        open_recording(source if ":" in source else str(tmp_path / source))
+
+
+def test_a_broken_camera_file_is_named(tmp_path: Path) -> None:
+    write_tum_folder(tmp_path / "tum", 1)
+    (tmp_path / "tum" / "camera.txt").write_text("fx 500\n")
+    with pytest.raises(InputError, match=r"camera\.txt"):
+        open_recording(str(tmp_path / "tum"))
+
+
+def test_frames_are_chosen_by_number_and_time() -> None:
+    frames = [DepthFrame(i * 10**8, np.zeros((1, 1), np.float32), None) for i in range(40)]
+    assert [f.stamp_ns // 10**8 for f in select_frames(frames, every=10)] == [0, 10, 20, 30]
+    kept = [f.stamp_ns // 10**8 for f in select_frames(frames, gap=(1.0, 2.0))]
+    assert kept == [*range(10), *range(30, 40)]
+    assert len(list(select_frames(frames, first=7))) == 7
+
+
+def test_a_thinned_image_has_a_camera_that_sees_the_same_rays() -> None:
+    rays = shrink_camera(CAMERA, 3).rays()
+    assert np.allclose(rays, CAMERA.rays()[::3, ::3])

@@ -14,7 +14,8 @@ from scipy.spatial import cKDTree
 from lepard_ros.cloud.normals import estimate_normals
 from lepard_ros.errors import InputError
 from lepard_ros.registration.block_cholesky import BlockCholesky
-from lepard_ros.registration.gauss_newton import Aim, Descent, Limits, descend
+from lepard_ros.registration.block_pcg import BlockConjugateGradients
+from lepard_ros.registration.gauss_newton import Aim, Descent, Limits, LinearSolver, descend
 from lepard_ros.registration.graph import BoolArray, DeformationGraph, GraphSettings, Skinning, build_graph
 from lepard_ros.registration.kabsch import kabsch, nearest_rotation
 from lepard_ros.registration.match_filter import FilterSettings, filter_matches
@@ -34,7 +35,8 @@ class NonrigidSettings:
     closest_degrees: by how much normals may differ. closest_points: of the source, used for the nearest surface.
     longest_stretch: an edge that the matches stretch beyond this is cut, in up to most_cuts rounds.
     least_matches: to begin at all. inlier_radius: of matches that agree. least_inliers: share of them to accept.
-    largest_strain: root mean square misfit of the edges, of their length. budget: in all.
+    largest_strain: root mean square misfit of the edges, of their length. budget: in all. device: of the linear solver,
+    "cpu" (Cholesky) or a torch device such as "cuda" (conjugate gradients).
     """
 
     match_weight: float = 1.0
@@ -54,6 +56,7 @@ class NonrigidSettings:
     least_inliers: float = 0.3
     largest_strain: float = 0.5
     budget: float = 120.0
+    device: str = "cpu"
 
 
 # The paper's baseline: no matches, so that the nearest surface has to be sought far away and whichever way it faces.
@@ -310,12 +313,17 @@ class _Fit:
 
     def _descend(self, name: str, equations: NormalEquations, aim: Aim, iterations: int) -> Descent:
         began = time.perf_counter()
-        solver = BlockCholesky(self._part.nodes, equations.first, equations.second)
+        solver = self._linear_solver(equations)
         limits = Limits(iterations, self.settings.tolerance, self.deadline)
         descent = descend(equations, solver, self.motion, aim, limits)
         self.motion, self.iterations = descent.motion, self.iterations + descent.iterations
         self.seconds[name] = time.perf_counter() - began
         return descent
+
+    def _linear_solver(self, equations: NormalEquations) -> LinearSolver:
+        if self.settings.device == "cpu":
+            return BlockCholesky(self._part.nodes, equations.first, equations.second)
+        return BlockConjugateGradients(len(self._part.nodes), equations.first, equations.second, self.settings.device)
 
     def refused(self, status: Status) -> Warp:
         """The warp that moves nothing."""

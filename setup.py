@@ -52,6 +52,7 @@ TEST = [
     "mypy>=1.11",
     "colcon-common-extensions>=0.3",
     "transforms3d>=0.4",
+    f"atheris>=2.3; {X86_LINUX}",
 ]
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from box_room import CAMERA, render, sweep
 from PIL import Image
 
+from box_room import CAMERA, render, sweep
 from lepard_ros.cloud.depth import depth_to_points
 from lepard_ros.errors import InputError
 from lepard_ros.evaluation.bag_reader import open_bag

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from box_room import CAMERA, look, render, sweep
 
+from box_room import CAMERA, look, render, sweep
 from lepard_ros import cli
 from lepard_ros.errors import InputError
 from lepard_ros.evaluation.bag_writer import BagWriter

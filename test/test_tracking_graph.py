@@ -136,7 +136,7 @@ def test_a_false_loop_is_outvoted() -> None:
 
 
 def test_removing_a_keyframe_keeps_the_graph_in_one_piece() -> None:
-    truth, graph, poses = drifted_circle(np.random.default_rng(7))
+    _, graph, poses = drifted_circle(np.random.default_rng(7))
     graph.remove_node(5)
     del poses[5]
     assert all(5 not in (edge.source, edge.target) for edge in graph.edges)

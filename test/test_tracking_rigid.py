@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from box_room import CAMERA, look, render, sweep
 
+from box_room import CAMERA, look, render, sweep
 from lepard_ros.cloud.depth import depth_to_points
 from lepard_ros.cloud.files import write_cloud
 from lepard_ros.errors import InputError

@@ -188,23 +188,24 @@ def open_bag(path: Path) -> Iterator[Bag]:
 @contextmanager
 def _damage_named(path: Path) -> Iterator[None]:
     """Turn what a storage reader raises on a damaged file into one sentence."""
+    damage: tuple[type[Exception], ...] = (*_storage_errors(), *_DAMAGE)
     try:
         yield
     except InputError:
         raise
-    except (*_storage_errors(), *_DAMAGE) as error:
+    except damage as error:
         raise InputError(f"{path} is not a whole bag: {error or type(error).__name__}. Record it again.") from error
 
 
 def _storage_errors() -> tuple[type[Exception], ...]:
     """The error types of the storage libraries: rosbags reads sqlite3 through apsw."""
     rosbags = import_rosbags()
-    own = rosbags.highlevel.AnyReaderError, rosbags.rosbag2.ReaderError, sqlite3.Error
+    own: tuple[type[Exception], ...] = (rosbags.highlevel.AnyReaderError, rosbags.rosbag2.ReaderError, sqlite3.Error)
     try:
         import apsw
     except ImportError:
         return own
-    return *own, apsw.Error
+    return (*own, apsw.Error)
 
 
 def _stamp(message: Any, recorded: int) -> int:

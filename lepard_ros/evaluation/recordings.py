@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,9 @@ from numpy.typing import NDArray
 from lepard_ros.cloud.depth import Camera
 from lepard_ros.errors import InputError
 from lepard_ros.evaluation.trajectories import read_tum, stamps_to_ns
+
+if TYPE_CHECKING:
+    from lepard_ros.learning.sequences import Sequence
 
 SEVEN_SCENES_CAMERA = Camera(640, 480, 585.0, 585.0, 320.0, 240.0)
 SEVEN_SCENES_RATE = 30.0
@@ -75,7 +79,7 @@ class RoomRecording:
     @property
     def camera(self) -> Camera:
         """The camera that looked."""
-        return self._sequence().camera
+        return self._sequence.camera
 
     def __len__(self) -> int:
         """How many images there are."""
@@ -83,17 +87,17 @@ class RoomRecording:
 
     def frames(self) -> Iterator[DepthFrame]:
         """Every image in order of time."""
-        sequence = self._sequence()
+        sequence = self._sequence
         stamps = START_NS + stamps_to_ns(np.asarray(sequence.stamps))
         for stamp, depth, pose in zip(stamps, sequence.depths, sequence.poses, strict=True):
             yield DepthFrame(int(stamp), np.asarray(depth, np.float32), np.asarray(pose, np.float64))
 
-    def _sequence(self):  # type: ignore[no-untyped-def]  # the type lives in learning, which is imported late
+    @cached_property
+    def _sequence(self) -> "Sequence":
+        """The rendered images; all of them, since a camera path has to be found before the first."""
         from lepard_ros.learning.sequences import room_sequence
 
-        if "sequence" not in self.__dict__:
-            self.__dict__["sequence"] = room_sequence(self.seed, self.count, self.rate)
-        return self.__dict__["sequence"]
+        return room_sequence(self.seed, self.count, self.rate)
 
 
 def open_recording(source: str, *, frames: int = 60, rate: float = 10.0) -> "Recording | RoomRecording":

@@ -30,6 +30,10 @@ pictures, and with a truth in the bag (a pose topic, odometry or TF) its error, 
 
 FALSE_POSE = 0.5  # metres: a pose that is further from the truth than this, and was published, is a false one
 EXAMPLES = 4
+STATUS_COLUMNS = (
+    *("stamp", "state", "reason", "method", "keyframe", "matches", "inliers"),
+    *("overlap", "rmse", "new_keyframe", "loop_closed", "seconds"),
+)
 
 
 class Example(NamedTuple):
@@ -43,7 +47,7 @@ class Example(NamedTuple):
 
 @dataclass
 class Replay:
-    """What came of a bag. tracks: one per frame. truth: of the sensor, if the bag has it. seconds: CPU, of all frames."""
+    """What came of a bag. tracks: one per frame. truth: of the sensor, if there is one. seconds: CPU, of all frames."""
 
     tracks: list[Track] = field(default_factory=list)
     truth: Trajectory | None = None
@@ -173,9 +177,7 @@ def write_status(path: Path, tracks: list[Track]) -> None:
     """One line per frame."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(
-            "stamp state reason method keyframe matches inliers overlap rmse new_keyframe loop_closed seconds".split()
-        )
+        writer.writerow(STATUS_COLUMNS)
         for track in tracks:
             writer.writerow(_status_row(track))
 

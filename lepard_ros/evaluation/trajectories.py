@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,7 +130,7 @@ def compare(estimate: Trajectory, truth: Trajectory, tolerance: float = 0.02) ->
     )
 
 
-def _evo():  # type: ignore[no-untyped-def]  # modules of an optional package
+def _evo() -> tuple[Any, Any]:
     try:
         from evo.core import metrics, sync
     except ImportError as error:
@@ -157,7 +157,7 @@ def _align(measured: "PoseTrajectory3D", reference: "PoseTrajectory3D") -> NDArr
         return np.asarray(measured.align_origin(reference))
 
 
-def _relative_error(metrics, reference, measured, kind: str) -> float:  # type: ignore[no-untyped-def]
+def _relative_error(metrics: Any, reference: "PoseTrajectory3D", measured: "PoseTrajectory3D", kind: str) -> float:
     """The root mean square over pairs one second apart, or NaN for a shorter trajectory."""
     step = max(1, round(1.0 / float(np.median(np.diff(reference.timestamps)))))
     if len(reference.timestamps) <= step:

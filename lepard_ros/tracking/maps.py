@@ -89,7 +89,8 @@ def _write(keyframe_map: KeyframeMap, directory: Path, weights_id: str) -> None:
 
 def _write_keyframe(frame: Keyframe, directory: Path) -> dict[str, Any]:
     buffer = io.BytesIO()
-    np.savez(buffer, **frame.cloud.to_arrays())
+    arrays: dict[str, Any] = frame.cloud.to_arrays()
+    np.savez(buffer, **arrays)
     name = f"keyframe_{frame.id:06d}.npz"
     _write_synced(directory / name, buffer.getvalue())
     return {

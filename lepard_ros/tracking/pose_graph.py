@@ -3,6 +3,7 @@
 import heapq
 import itertools
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -127,5 +128,6 @@ def _information(edge: Edge) -> FloatArray:
     return np.diag(weights)
 
 
-def _quiet(o3d):  # type: ignore[no-untyped-def]  # a context manager of Open3D
+def _quiet(o3d: Any) -> Any:
+    """A context in which Open3D prints nothing."""
     return o3d.utility.VerbosityContextManager(o3d.utility.VerbosityLevel.Error)

@@ -1,4 +1,4 @@
-"""Follow a depth sensor through a rigid scene: every cloud gets a pose in the map, or the plain word that it has none."""
+"""Follow a depth sensor through a rigid scene: every cloud gets a pose, or the plain word that it has none."""
 
 import time
 from collections.abc import Sequence
@@ -289,8 +289,14 @@ class RigidTracker:
         self._map.path.anchor_last(frame)
         self._last_keyframe = frame.id
         clock.stop("map")
-        changes = {"pose": frame.pose, "covariance": frame.covariance, "keyframe_pose": believed.keyframe.pose}
-        return replace(track, new_keyframe=True, loop_closed=closed, **changes)
+        return replace(
+            track,
+            pose=frame.pose,
+            covariance=frame.covariance,
+            keyframe_pose=believed.keyframe.pose,
+            new_keyframe=True,
+            loop_closed=closed,
+        )
 
     def _unknown(self, stamp: float, reason: str, sightings: list[Sighting], clock: "_Clock") -> Track:
         """No pose; the best refused registration comes along, for those who want to see why."""

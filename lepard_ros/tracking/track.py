@@ -45,7 +45,7 @@ class TrackerSettings:
 
     mapping: add keyframes; else only localise in the map that was loaded. fallback: "none" or "fpfh", what is tried
     when all of Lepard's motions are refused. candidates: keyframes matched with each cloud. search_batch: keyframes
-    matched at once when lost. search_keyframes: most keyframes that are searched with one cloud; the next cloud goes on.
+    matched at once when lost. search_keyframes: most that are searched with one cloud; the next cloud goes on.
     keyframe_distance, keyframe_degrees, keyframe_overlap: beyond (below) one of them a cloud becomes a keyframe, if
     at least keyframe_least_overlap of it lies on the map. max_speed, max_turn: per second, what a sensor can do.
     prior_seconds: how long the last pose is a useful guess. loop_gap: keyframes in between that make a loop.

@@ -200,15 +200,12 @@ def _is_validation(path: Path) -> bool:
 
 
 def validation_pairs(folders: list[Path], network: Lepard, count: int) -> Iterator[tuple[Pair, float]]:
-    """A fixed list of pairs from the validation rooms, with their overlap; spread evenly over the rooms."""
-    files = [path for path in room_files(folders) if _is_validation(path)]
-    per_room = max(1, count // max(1, len(files)))
-    done = 0
-    for path in files:
+    """A fixed list of pairs from the validation rooms with their overlap, spread evenly over rooms and overlaps."""
+    files = [path for path in room_files(folders) if _is_validation(path)][:count]
+    for place in range(count if files else 0):
+        # Pairs of a room are ordered by overlap: walk through that order while walking through the rooms.
+        path, turn = files[place % len(files)], (place * 0.618034) % 1.0
         shard = load_room(path)
+        number = int(turn * len(shard.pairs))
         visit = RoomVisit(shard, shard.pairs, (0,), Augmentation(0, 0, 0), network)
-        for number in np.linspace(0, len(shard.pairs) - 1, min(per_room, len(shard.pairs))).astype(int):
-            if done == count:
-                return
-            done += 1
-            yield visit.pair(int(number)), float(shard.overlap[number].min())
+        yield visit.pair(number), float(shard.overlap[number].min())

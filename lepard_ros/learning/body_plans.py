@@ -23,6 +23,12 @@ def _vector(x: float, y: float, z: float) -> Floats:
     return np.array([x, y, z], float)
 
 
+def _twins(rng: np.random.Generator) -> tuple[np.random.Generator, np.random.Generator]:
+    """Two generators that draw the same: left and right limbs are alike, as in nature."""
+    seed = int(rng.integers(2**32))
+    return np.random.default_rng(seed), np.random.default_rng(seed)
+
+
 def _limb(
     plan: BodyPlan,
     parent: int,
@@ -57,9 +63,10 @@ def _head(plan: BodyPlan, bone: int, centre: Floats, size: float, rng: np.random
     if snout < 0.4:
         plan.add_part(bone, centre + 0.9 * forward, centre + 1.15 * forward - 0.25 * up, size * 0.14, size * 0.22)
     ear = rng.uniform(0.0, 0.25) if snout < 0.4 and rng.random() < 0.85 else rng.uniform(0.2, 1.0)
+    flare = 0.3 * rng.uniform(0.4, 1.2)
     for sign in (-1, 1):
         root = centre + sign * 0.75 * side + 0.3 * up * ear
-        end = root + sign * 0.3 * side * rng.uniform(0.4, 1.2) + ear * up
+        end = root + sign * flare * side + ear * up
         plan.add_part(bone, root, end, size * 0.22, size * 0.14)
     if rng.random() < 0.3:
         plan.add_part(bone, centre - 0.3 * forward, centre - 0.7 * forward - rng.uniform(0, 1.5) * up, size, size * 0.6)
@@ -93,47 +100,25 @@ def _torso(
     plan: BodyPlan, root: int, hips: Floats, scale: float, bulk: float, rng: np.random.Generator
 ) -> tuple[int, Floats]:
     """Belly, chest and shoulders on top of `hips`; returns the chest bone and the base of the neck."""
-    up, forward = np.array([0, scale, 0]), np.array([0, 0, scale])
-    side = np.array([scale, 0, 0])
-    waist, belly, broad = rng.uniform(0.07, 0.09) * bulk, rng.uniform(0.0, 0.06) * bulk, rng.uniform(0.13, 0.19)
-    lower = plan.add_bone(root, hips + 0.08 * up, SPINE)
-    upper = plan.add_bone(lower, hips + 0.24 * up, SPINE)
+    waist, belly, broad = rng.uniform(0.07, 0.09), rng.uniform(0.0, 0.06) * bulk, rng.uniform(0.13, 0.19)
+    bust = 0.03 + rng.uniform(0.0, 0.06)
+    lower = plan.add_bone(root, hips + _vector(0, 0.08 * scale, 0), SPINE)
+    upper = plan.add_bone(lower, hips + _vector(0, 0.24 * scale, 0), SPINE)
+    cones = [  # of one side: bone, start, end, radius there and here
+        (root, (0.07, 0, 0), (0.05, 0.1, 0), 0.085, waist),
+        (root, (0.07, 0, -0.05), (0.07, -0.03, 0), 0.07, 0.07),
+        (lower, (0.05, 0.1, 0), (0.06, 0.26, 0), waist, 0.09),
+        (upper, (0.06, 0.26, 0), (0.5 * broad, 0.44, 0), 0.09, 0.08),
+        (upper, (0.3 * broad, 0.46, 0), (broad, 0.47, 0), 0.06, 0.055),
+        (upper, (0.06, 0.35, 0), (0.08, 0.36, bust), 0.06, 0.045),
+    ]
     for sign in (-1, 1):
-        plan.add_part(root, hips + 0.07 * sign * side, hips + 0.05 * sign * side + 0.1 * up, 0.085 * bulk, waist)
-        plan.add_part(
-            root,
-            hips + 0.07 * sign * side - 0.05 * forward,
-            hips + 0.07 * sign * side - 0.03 * up,
-            0.07 * bulk,
-            0.07 * bulk,
-        )
-        plan.add_part(
-            lower, hips + 0.05 * sign * side + 0.1 * up, hips + 0.06 * sign * side + 0.26 * up, waist, 0.09 * bulk
-        )
-        plan.add_part(
-            upper,
-            hips + 0.06 * sign * side + 0.26 * up,
-            hips + 0.5 * broad * sign * side + 0.44 * up,
-            0.09 * bulk,
-            0.08 * bulk,
-        )
-        plan.add_part(
-            upper,
-            hips + 0.3 * broad * sign * side + 0.46 * up,
-            hips + broad * sign * side + 0.47 * up,
-            0.06 * bulk,
-            0.055 * bulk,
-        )
-        bust = rng.uniform(0.0, 0.06)
-        plan.add_part(
-            upper,
-            hips + 0.06 * sign * side + 0.35 * up,
-            hips + 0.08 * sign * side + 0.36 * up + (0.03 + bust) * forward,
-            0.07,
-            0.05,
-        )
-    plan.add_part(lower, hips + 0.1 * up, hips + 0.16 * up + (0.03 + belly) * forward, waist, waist)
-    return upper, hips + 0.5 * up
+        mirror = scale * _vector(sign, 1, 1)
+        for bone, start, end, first, last in cones:
+            plan.add_part(bone, hips + mirror * start, hips + mirror * end, first * bulk, last * bulk)
+    front = hips + scale * _vector(0, 0.16, 0.03 + belly)
+    plan.add_part(lower, hips + _vector(0, 0.1 * scale, 0), front, waist * bulk, waist * bulk)
+    return upper, hips + _vector(0, 0.5 * scale, 0)
 
 
 def _upper_body(plan: BodyPlan, root: int, hips: Floats, rng: np.random.Generator) -> None:
@@ -141,9 +126,9 @@ def _upper_body(plan: BodyPlan, root: int, hips: Floats, rng: np.random.Generato
     bulk, arms, thick = rng.uniform(0.8, 1.4), rng.uniform(0.85, 1.35), rng.uniform(0.75, 1.5)
     chest, neck_base = _torso(plan, root, hips, rng.uniform(0.9, 1.1), bulk, rng)
     broad = rng.uniform(0.17, 0.23) * np.sqrt(bulk)
-    for sign in (-1, 1):
+    for sign, same in zip((-1, 1), _twins(rng), strict=True):
         shoulder = neck_base + np.array([sign * broad, -0.04, 0])
-        _arm(plan, chest, shoulder, arms, thick * bulk**0.3, rng, sign)
+        _arm(plan, chest, shoulder, arms, thick * bulk**0.3, same, sign)
     neck, size = rng.uniform(0.05, 0.14), rng.uniform(0.085, 0.12)
     base = plan.add_bone(chest, neck_base, NECK)
     plan.add_part(base, neck_base, neck_base + np.array([0, neck, 0.01]), 0.055 * bulk, 0.05 * bulk**0.5)
@@ -152,32 +137,29 @@ def _upper_body(plan: BodyPlan, root: int, hips: Floats, rng: np.random.Generato
     _head(plan, head, neck_base + np.array([0, neck + 0.8 * size, 0.02]), size, rng, snout)
 
 
+def _human_leg(plan: BodyPlan, root: int, hip: Floats, thick: float, toes: float, sign: int) -> None:
+    """Thigh, shin with its calf, and foot, from `hip` down to the ground."""
+    knee = hip + _vector(sign * 0.03, -0.46 * hip[1], 0.01)
+    ankle = hip + _vector(sign * 0.05, -0.92 * hip[1], -0.02)
+    radii = [0.085 * thick, 0.055 * thick, 0.036 * thick]
+    shin = _limb(plan, root, [hip, knee, ankle], radii, [HIP, KNEE], [(-5, 0, 3), (8, 0, 0)], sign < 0)
+    top, bottom = knee + _vector(0, -0.12, -0.02), knee + _vector(0, -0.25, -0.025)
+    plan.add_part(shin, top, bottom, 0.05 * thick, 0.035 * thick)
+    foot = plan.add_bone(shin, ankle, ANKLE, (0, 0, 0), sign < 0)
+    heel = ankle + _vector(0, -0.04 * thick, -0.03)
+    tip = heel + _vector(sign * 0.02, -0.005, 0.03 + 0.17 * toes)
+    plan.add_part(foot, heel, tip, 0.036 * thick, 0.028 * thick)
+
+
 def biped(rng: np.random.Generator) -> BodyPlan:
     """A person, an ape, a child, an upright beast."""
     plan = BodyPlan(blend=rng.uniform(0.02, 0.05))
     legs, thick, wide = rng.uniform(0.6, 1.1), rng.uniform(0.75, 1.5), rng.uniform(0.08, 0.11)
     height = 0.9 * legs
     root = plan.add_bone(-1, (0, height, 0), ((-25, 25), (-40, 40), (-15, 15)))
+    toes = rng.uniform(0.8, 1.3)
     for sign in (-1, 1):
-        hip = np.array([sign * wide, height - 0.02, 0])
-        knee, ankle = (
-            hip + _vector(sign * 0.03, -0.46 * height, 0.01),
-            hip + _vector(sign * 0.05, -0.90 * height, -0.02),
-        )
-        radii = [0.085 * thick, 0.055 * thick, 0.036 * thick]
-        shin = _limb(plan, root, [hip, knee, ankle], radii, [HIP, KNEE], [(-5, 0, 3), (8, 0, 0)], sign < 0)
-        plan.add_part(
-            shin, knee + _vector(0, -0.12, -0.02), knee + _vector(0, -0.25, -0.025), 0.05 * thick, 0.035 * thick
-        )
-        foot = plan.add_bone(shin, ankle, ANKLE, (0, 0, 0), sign < 0)
-        sole = ankle + _vector(0, -0.04 * thick, 0)
-        plan.add_part(
-            foot,
-            sole + _vector(0, 0, -0.03),
-            sole + _vector(sign * 0.02, -0.005, 0.17 * rng.uniform(0.8, 1.3)),
-            0.036 * thick,
-            0.028 * thick,
-        )
+        _human_leg(plan, root, np.array([sign * wide, height - 0.02, 0]), thick, toes, sign)
     _upper_body(plan, root, np.array([0, height, 0]), rng)
     if rng.random() < 0.15:
         _tail(plan, root, np.array([0, height, -0.08]), np.array([0, -0.4, -1.0]), rng, rng.uniform(0.02, 0.06))
@@ -221,10 +203,10 @@ def _four_legs(plan: BodyPlan, rng: np.random.Generator) -> tuple[int, Floats, f
     height, length, girth = rng.uniform(0.4, 0.85), rng.uniform(0.55, 0.95), rng.uniform(0.09, 0.19)
     thick = rng.uniform(0.7, 1.5)
     hips, shoulders = _trunk(plan, rng, height, length, girth)
-    for sign in (-1, 1):
+    for sign, same in zip((-1, 1), _twins(rng), strict=True):
         for bone, z, hind in ((hips, -0.46 * length, True), (shoulders, 0.44 * length, False)):
             top = np.array([sign * girth * 0.6, height - 0.2 * girth, z])
-            _leg(plan, bone, top, thick, rng, sign, hind)
+            _leg(plan, bone, top, thick, same, sign, hind)
     if rng.random() < 0.9:
         base = np.array([0, height + 0.4 * girth, -length / 2 - 0.8 * girth])
         _tail(plan, hips, base, np.array([0, rng.uniform(-0.8, 0.8), -1.0]), rng, rng.uniform(0.015, 0.07))

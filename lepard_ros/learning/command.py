@@ -8,8 +8,10 @@ from pathlib import Path
 import torch
 
 from lepard_ros.errors import InputError
+from lepard_ros.learning import deformable_samples, samples
+from lepard_ros.learning.deformable_samples import DeformableStream
 from lepard_ros.learning.objective import ObjectiveSettings
-from lepard_ros.learning.samples import RoomStream, validation_pairs
+from lepard_ros.learning.samples import RoomStream
 from lepard_ros.learning.training import Log, Progress, Trainer, TrainingSettings, start_processes, validate
 from lepard_ros.network.config import PRESETS
 from lepard_ros.network.lepard import Lepard
@@ -70,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
     """Train until --steps; resumes from OUT/checkpoint.pt when it is there."""
     rank, world = start_processes(args.device)
     torch.manual_seed(args.seed)
-    network = load(args.init)[0] if args.init else Lepard(PRESETS[args.preset])
+    network = Lepard(PRESETS[args.preset])
+    if args.init:
+        network = adopt(load(args.init)[0], args.preset)
     trainer = Trainer(network, settings_of(args), args.device)
     checkpoint = args.out / "checkpoint.pt"
     if checkpoint.exists():
@@ -104,12 +108,30 @@ def settings_of(args: argparse.Namespace) -> TrainingSettings:
     return replace(settings, weight_decay=1e-6) if args.optimiser == "sgd" else settings
 
 
-def make_stream(args: argparse.Namespace, network: Lepard, rank: int) -> RoomStream:
+def adopt(network: Lepard, preset: str) -> Lepard:
+    """Weights for the preset's grid: everything in the network is measured in cells, so that they carry over."""
+    adopted = Lepard(PRESETS[preset])
+    try:
+        adopted.load_state_dict(network.state_dict())
+    except RuntimeError:
+        raise InputError(
+            f"the weights of --init have other sizes than --preset {preset}: choose the preset they had."
+        ) from None
+    return adopted
+
+
+def make_stream(args: argparse.Namespace, network: Lepard, rank: int) -> RoomStream | DeformableStream:
     """The training pairs of this process."""
     for folder in args.data:
         if not folder.is_dir():
             raise InputError(f"there is no data folder {str(folder)!r}: make one with `lepard synthesise rooms`.")
-    return RoomStream(args.data, network, seed=args.seed, rank=rank, lanes=args.pairs)
+    stream = DeformableStream if is_deformable(args) else RoomStream
+    return stream(args.data, network, seed=args.seed, rank=rank, lanes=args.pairs)
+
+
+def is_deformable(args: argparse.Namespace) -> bool:
+    """Whether the preset is for scenes that bend."""
+    return "deformable" in args.preset
 
 
 def report(log: Log, step: int, row: dict[str, float], pairs: int) -> None:
@@ -123,13 +145,14 @@ def report(log: Log, step: int, row: dict[str, float], pairs: int) -> None:
 def check(trainer: Trainer, args: argparse.Namespace, log: Log) -> None:
     """Validate the averaged weights, write them with their card, and draw the curves."""
     network = trainer.averaged_network()
-    pairs = validation_pairs(args.data, network, args.validation_pairs)
+    validation = deformable_samples if is_deformable(args) else samples
+    pairs = validation.validation_pairs(args.data, network, args.validation_pairs)
     table = validate(network, list(pairs), trainer.settings.objective)
     log.write({"step": trainer.step_number, **table})
     sys.stdout.write("  ".join(f"{key} {value:.3f}" for key, value in table.items()) + "\n")
     sys.stdout.flush()
     training = {"steps": trainer.step_number, "data": [folder.name for folder in args.data]}
-    mode = "deformable" if "deformable" in args.preset else "rigid"
+    mode = "deformable" if is_deformable(args) else "rigid"
     card = Card(name=args.out.name, config=network.config, mode=mode, training=training, scores=table)
     save(network, card, args.out / "weights", half=True)
     log.draw(args.out / "curves.png")

@@ -4,17 +4,18 @@ Flesh is a smooth union of round cones, meshed once at rest; every bone owns the
 the skin weights. At rest a body stands with x to its left, y up, z forward, and all bones are turned like the world.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
-from lepard_ros.learning.refinement import surface_of_field
+from lepard_ros.learning.refinement import smooth, surface_of_field
 from lepard_ros.learning.skinning import Floats, Pose, SkinnedMesh
 
 Vector = Floats | tuple[float, float, float]
-FREE = ((0.0, 0.0), (0.0, 0.0), (0.0, 0.0))  # a joint that does not turn
+STIFF = ((0.0, 0.0), (0.0, 0.0), (0.0, 0.0))  # a joint that does not turn
+SMOOTHING = 6
 CELLS = 120  # of the meshing grid along a body's longest side
 
 
@@ -48,7 +49,7 @@ class BodyPlan:
     blend: float = 0.04
 
     def add_bone(
-        self, parent: int, place: Vector, limits: tuple = FREE, natural: Vector = (0, 0, 0), mirrored: bool = False
+        self, parent: int, place: Vector, limits: tuple = STIFF, natural: Vector = (0, 0, 0), mirrored: bool = False
     ) -> int:
         """Add a joint and return its number. Mirrored joints get the limits of the other side of the body."""
         angles, rest = np.array(limits, float), np.array(natural, float)
@@ -78,11 +79,12 @@ def random_pose(plan: BodyPlan, rng: np.random.Generator, effort: float) -> Pose
     return plan.rest._replace(rotation=Rotation.from_euler("xyz", angles, degrees=True).as_quat())
 
 
-def build_body(plan: BodyPlan, rng: np.random.Generator, lumps: float = 0.01) -> SkinnedMesh:
-    """The mesh of a plan, with `lumps` metres of smooth unevenness, skinned to the plan's bones."""
+def build_body(plan: BodyPlan, rng: np.random.Generator, lumps: float = 0.01, symmetric: bool = True) -> SkinnedMesh:
+    """The mesh of a plan, with `lumps` metres of smooth unevenness (alike left and right), skinned to the bones."""
     vertices, triangles = mesh_flesh(plan)
     weights = skin_weights(plan, vertices)
-    uneven = vertices + lumps * smooth_noise(vertices, rng, wavelength=0.25) * unit_normals(vertices, triangles)
+    folded = np.column_stack([np.abs(vertices[:, 0]), vertices[:, 1:]]) if symmetric else vertices
+    uneven = vertices + lumps * smooth_noise(folded, rng, wavelength=0.25) * unit_normals(vertices, triangles)
     places = np.array([bone.place for bone in plan.bones])
     inverse_bind = np.tile(np.eye(4), (len(places), 1, 1))
     inverse_bind[:, :3, 3] = -places
@@ -99,9 +101,11 @@ def mesh_flesh(plan: BodyPlan) -> tuple[Floats, NDArray[np.int64]]:
     origin = low - 3 * spacing
     sides = [origin[axis] + spacing * np.arange(int((high - low)[axis] / spacing) + 7) for axis in range(3)]
     field_values = np.full([len(side) for side in sides], 10 * spacing + plan.blend)
-    for part in plan.parts:
-        _add_flesh(field_values, sides, part, plan.blend, 3 * spacing + plan.blend)
-    return surface_of_field(field_values, origin, spacing)
+    for part in plan.parts:  # flesh thinner than the grid would fall to pieces
+        thick = replace(part, first=max(part.first, 0.8 * spacing), last=max(part.last, 0.8 * spacing))
+        _add_flesh(field_values, sides, thick, plan.blend, 3 * spacing + plan.blend)
+    vertices, triangles = surface_of_field(field_values, origin, spacing)
+    return smooth(vertices, triangles, SMOOTHING), triangles
 
 
 def _add_flesh(values: Floats, sides: list[Floats], part: Part, blend: float, margin: float) -> None:

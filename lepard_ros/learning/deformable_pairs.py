@@ -192,9 +192,10 @@ def _choose_views(
     sample = rng.choice(len(used), min(1500, len(used)), replace=False)
     seen = sample[scenes[0].sees(first[:3, 3], before[sample])]
     best, smallest = first, np.inf
-    for turn in rng.uniform(-1, 1, CANDIDATE_CAMERAS) * np.radians(105):
-        tilt = np.radians(rng.uniform(-15, 50))
-        pose = random_view(boxes[1], camera, rng, azimuth + turn, tilt)
+    for reach in rng.choice([1.0, 0.25], CANDIDATE_CAMERAS):  # near views, too, for the high overlaps
+        turn, tilt = reach * rng.uniform(-1, 1, 2) * np.radians([105, 65])
+        rise = np.clip(elevation + tilt, *np.radians([-15, 50]))
+        pose = random_view(boxes[1], camera, rng, azimuth + turn, rise)
         share = float(scenes[1].sees(pose[:3, 3], after[seen]).mean()) if len(seen) else 0.0
         if abs(share - overlap) < smallest:
             best, smallest = pose, abs(share - overlap)

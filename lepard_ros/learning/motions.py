@@ -130,7 +130,7 @@ def random_motion(
 def body_motion(kind: str, rng: np.random.Generator, keys: int, strength: float) -> PosedMotion:
     """A procedural body in `keys` poses, each `strength` of the way from the first one to another random one."""
     plan = PLANS[kind](rng)
-    mesh = build_body(plan, rng, lumps=rng.uniform(0.0, 0.012))
+    mesh = build_body(plan, rng, lumps=rng.uniform(0.0, 0.012), symmetric=bool(rng.random() < 0.8))
     first = random_pose(plan, rng, rng.uniform(0.0, 1.0))
     others = [random_pose(plan, rng, rng.uniform(0.5, 1.0)) for _ in range(keys - 1)]
     return PosedMotion(mesh, [first] + [blend_poses(first, other, strength) for other in others])

@@ -27,6 +27,7 @@ FAR = 4.5  # metres: beyond it a Kinect's noise is larger than the grid
 STEP_BETWEEN_HUBS = 3  # frames
 MOST_AROUND_HUB = 11
 VIEWS = 8
+ROOM_EXTENT = 2.5  # metres: smaller scenes (a table top, a shelf bin) are enlarged towards it, three times at most
 # What an alignment must fulfil to count as the truth of a pair.
 LARGEST_CORRECTION = (0.2, np.radians(7))  # metres, radians from the recorded pose
 LARGEST_RESIDUAL = 0.015  # metres, median over the touching points
@@ -80,8 +81,13 @@ def recording_shards(recording: Recording, rng: Generator) -> Iterator[Shard]:
     and close to the recording, so a bad pose costs pairs and never gives a wrong one.
     """
     frames = [frame for frame in recording.frames() if frame.pose is not None]
-    surfaces = [_surface(_seen_points(frame.depth, recording.camera)) for frame in frames]
-    poses = [np.asarray(frame.pose) for frame in frames]
+    if not frames:
+        return
+    scale = enlargement(_seen_points(frames[0].depth, recording.camera))
+    surfaces = [_surface(scale * _seen_points(frame.depth, recording.camera)) for frame in frames]
+    poses = [np.asarray(frame.pose) * np.array([1, 1, 1, scale]) for frame in frames]
+    for pose in poses:
+        pose[3, 3] = 1
     for hub in range(0, len(frames), STEP_BETWEEN_HUBS):
         star = [Fragment(surfaces[hub].points, surfaces[hub].normals, np.eye(4), SINGLE)]
         others = sorted((i for i in range(len(frames)) if i != hub), key=lambda i: abs(i - hub))
@@ -92,6 +98,12 @@ def recording_shards(recording: Recording, rng: Generator) -> Iterator[Shard]:
         shard = pack(star, rng)
         if len(shard.pairs):
             yield shard
+
+
+def enlargement(points: FloatArray) -> float:
+    """The factor that brings a small scene (N, 3) to the size of a room's part, so that the grid sees its shapes."""
+    low, high = np.percentile(points, [5, 95], axis=0)
+    return float(np.clip(ROOM_EXTENT / (high - low).max(), 1.0, 3.0))
 
 
 def refined_motion(source: Surface, target: Surface, recorded: FloatArray) -> FloatArray | None:
@@ -136,7 +148,8 @@ def lone_view_shard(points: FloatArray, rng: Generator) -> Shard:
     Each virtual camera keeps a random half of the points that it would see (its frustum, nothing hidden), so that two
     of them share the surface and not the noise.
     """
-    fragments = [virtual_view(points, rng) for _ in range(VIEWS)]
+    enlarged = points * np.float32(enlargement(points))
+    fragments = [virtual_view(enlarged, rng) for _ in range(VIEWS)]
     return pack([fragment for fragment in fragments if len(fragment.points) > 800], rng)
 
 
@@ -145,7 +158,7 @@ def virtual_view(points: FloatArray, rng: Generator) -> Fragment:
     aim = points[rng.integers(len(points))].astype(np.float64)
     pose = _virtual_pose(aim, rng)
     local = ((points - pose[:3, 3]) @ pose[:3, :3]).astype(np.float32)
-    local = local[_visible(local, pinhole(80, np.radians(rng.uniform(45, 65)))) & (rng.random(len(points)) < 0.5)]
+    local = local[_visible(local, pinhole(80, np.radians(rng.uniform(50, 75)))) & (rng.random(len(points)) < 0.5)]
     noise = rng.normal(0, 0.0015, (len(local), 1)) * local[:, 2:] ** 2
     rays = local / np.maximum(np.linalg.norm(local, axis=1, keepdims=True), 1e-6)
     centres, _ = on_grid((local + rays * noise).astype(np.float32), np.zeros_like(local))

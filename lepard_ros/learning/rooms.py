@@ -13,6 +13,7 @@ from lepard_ros.learning.sensor import Scene
 Generator = np.random.Generator
 FloatArray = NDArray[np.floating]
 CELL = 0.05  # metres, of the floor plan
+MARGIN = 1.0  # metres of plan beyond the walls, so that a piece that would cross a wall is refused
 BUILDING_REACH = 7.0  # metres: how much of a building around one spot makes a room
 
 
@@ -148,10 +149,10 @@ class FloorPlan:
     """Which cells of the floor are taken. Footprints are turned rectangles, (width, depth) metres."""
 
     def __init__(self, corners: FloatArray) -> None:
-        self.low = corners.min(axis=0)
-        shape = np.ceil(np.ptp(corners, axis=0) / CELL).astype(int)
+        low = corners.min(axis=0) - MARGIN
+        shape = np.ceil((np.ptp(corners, axis=0) + 2 * MARGIN) / CELL).astype(int)
         x, y = np.meshgrid(*(np.arange(n) for n in shape), indexing="ij")
-        self.cells = self.low + (np.stack([x, y], -1) + 0.5) * CELL
+        self.cells = low + (np.stack([x, y], -1) + 0.5) * CELL
         self.taken = ~_inside(corners, self.cells)
 
     def try_place(self, size: FloatArray, at: FloatArray, yaw: float) -> bool:

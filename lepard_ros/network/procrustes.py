@@ -53,27 +53,32 @@ def weighted_procrustes(x: Tensor, y: Tensor, weights: Tensor, epsilon: float = 
     return RigidFit(rotation.to(weights), translation.to(weights), (s[:, 0] / s[:, 2]).to(weights))
 
 
-@torch.no_grad()
 def robust_procrustes(
     confidence: Tensor, source: Tensor, target: Tensor, counts: Tensor, scale: float, k: int = 160
 ) -> RigidFit:
     """Procrustes of the matches that agree with each other: rigid motion keeps distances.
 
-    A match's weight is its confidence times its share in the leading eigenvector of the matrix that says which
-    matches keep their distance within `scale` metres; then once more with the residuals of that first fit.
+    Arguments as for `soft_procrustes`; scale: metres within which matches agree. Which matches agree is decided
+    without gradient; the final fit has one through their confidences.
     """
-    k = min(k, int(counts.max()))
-    weights, x, y = top_matches(confidence, source, target, k)
+    weights, x, y = top_matches(confidence, source, target, min(k, int(counts.max())))
     weights = weights * (torch.arange(weights.shape[1], device=counts.device)[None] < counts[:, None])
+    with torch.no_grad():
+        fit = weighted_procrustes(x, y, _consensus(x, y, weights, scale))
+        for width in (2.0, 1.0):
+            residual = (x @ fit.rotation.transpose(1, 2) + fit.translation.transpose(1, 2) - y).norm(dim=-1)
+            agreeing = (1 - (residual / (width * scale)) ** 2).clamp_min(0)
+            fit = weighted_procrustes(x, y, weights * agreeing)
+    return weighted_procrustes(x, y, weights * agreeing)
+
+
+def _consensus(x: Tensor, y: Tensor, weights: Tensor, scale: float) -> Tensor:
+    """Each match's share (B, k) in the leading eigenvector of the matrix that says which matches keep their distance."""
     gap = (torch.cdist(x, x) - torch.cdist(y, y)).abs()
-    agree = (1 - (gap / scale) ** 2).clamp_min(0) * (weights[:, :, None] * weights[:, None]).clamp_min(1e-12).sqrt()
+    agree = (1 - (gap / scale) ** 2).clamp_min(0) * (weights[:, :, None] * weights[:, None]).clamp_min(0).sqrt()
     agree = agree @ agree * agree  # second order: matches that agree with the same others
-    vector = weights * 1.0
+    vector = weights
     for _ in range(8):
         vector = (agree @ vector[..., None])[..., 0]
-        vector = vector / vector.norm(dim=1, keepdim=True).clamp_min(1e-12)
-    fit = weighted_procrustes(x, y, vector)
-    for width in (2.0, 1.0):
-        residual = (x @ fit.rotation.transpose(1, 2) + fit.translation.transpose(1, 2) - y).norm(dim=-1)
-        fit = weighted_procrustes(x, y, weights * (1 - (residual / (width * scale)) ** 2).clamp_min(0))
-    return fit
+        vector = vector / vector.norm(dim=1, keepdim=True).clamp_min(1e-20)
+    return vector

@@ -109,7 +109,7 @@ def solve_nonrigid(
     None (then distances are not measured along normals). matches: None for N-ICP. start: a warp on the same graph to
     begin with; else the matches say where each node begins, and without matches all nodes rest.
     """
-    settings = settings or NonrigidSettings()
+    settings = settings or (NICP if matches is None else NonrigidSettings())
     used = _no_matches() if matches is None else _checked(matches)
     fit = _Fit(graph, settings, used)
     status = _reason_not_to_begin(fit, target_points, needs_matches=matches is not None)

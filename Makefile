@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A sourced ROS 2 workspace would mix with the ROS 2 of .venv.
 unexport AMENT_PREFIX_PATH CMAKE_PREFIX_PATH COLCON_PREFIX_PATH PYTHONPATH PYTHONHOME ROS_DISTRO RMW_IMPLEMENTATION
 
-MESSAGE_SOURCES := $(wildcard msg/*.msg launch/* config/*) $(shell find cmake -type f) \
+MESSAGE_SOURCES := $(wildcard msg/*.msg launch/*.py config/*.*) $(shell find cmake -type f) \
   CMakeLists.txt package.xml setup.py pyproject.toml
 SECONDS ?= 60
 PYTEST_ARGS ?=

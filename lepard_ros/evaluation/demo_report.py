@@ -32,9 +32,8 @@ class Figures:
     frames_until_found: int | None
 
 
-def write_report(run: DemoRun, output: Path, seconds: float) -> str:
+def write_report(run: DemoRun, figures: Figures, output: Path, seconds: float) -> str:
     """Write pictures and report.html to `output`; the closing words with the table and the paths."""
-    figures = measure(run)
     rows = table_rows(run, figures)
     pictures = {
         "storyboard.png": draw_storyboard(run, output / "storyboard.png"),

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from lepard_ros.errors import InputError
 from lepard_ros.ros.parameters import preset_file
@@ -37,13 +37,13 @@ def run(args: argparse.Namespace) -> int:
         preset = ["--params-file", str(preset_file(args.preset))]
         # In front, so that parameters given on the command line win over the preset.
         ros_arguments = ["--ros-args", *preset, *ros_arguments[1:]]
-    return run_node(ros_arguments)
+    run_node(ros_arguments)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `ros2 run lepard_ros lepard_node`: all arguments belong to ROS."""
     try:
-        return run_node(list(sys.argv[1:] if argv is None else argv))
+        run_node(list(sys.argv[1:] if argv is None else argv))
     except InputError as error:
         print(f"lepard_node: {error}", file=sys.stderr)
         return 2
@@ -64,8 +64,8 @@ class _Stop:
             sys.exit(0)
 
 
-def run_node(ros_arguments: list[str]) -> int:
-    """Make the node, start it if it is to start itself, spin it until asked to stop, and end cleanly."""
+def run_node(ros_arguments: list[str]) -> NoReturn:
+    """Make the node, start it if it is to start itself, spin it until asked to stop, and end the process with code 0."""
     stop = _Stop()
     import rclpy
     from rclpy.executors import SingleThreadedExecutor
@@ -82,17 +82,17 @@ def run_node(ros_arguments: list[str]) -> int:
         _start(node)
         stop.spinning = True
         _spin(executor, node, stop.asked)
-        finished = node.stop_worker()
+        node.stop_worker()
         executor.remove_node(node)
         node.destroy_node()
         executor.shutdown()
     finally:
         rclpy.try_shutdown()
-    if not finished:
-        # A thread that still computes would make the interpreter abort while it ends.
-        sys.stdout.flush()
-        os._exit(0)
-    return 0
+    # All is closed. Tearing down torch and Open3D takes a second, and aborts when the worker still computes, so the
+    # process ends here and now.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _start(node: "LepardNode") -> None:

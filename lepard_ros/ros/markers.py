@@ -1,4 +1,4 @@
-"""Matches as lines for RViz: inliers blue, outliers red, as in the paper."""
+"""Lines for RViz: matches (inliers blue, outliers red, as in the paper) and deformation graphs (green)."""
 
 import numpy as np
 from geometry_msgs.msg import Point
@@ -10,6 +10,7 @@ from lepard_ros.ros.conversion import header
 
 _BLUE = ColorRGBA(r=0.1, g=0.35, b=0.95, a=0.9)
 _RED = ColorRGBA(r=0.9, g=0.15, b=0.1, a=0.9)
+_GREEN = ColorRGBA(r=0.2, g=0.75, b=0.3, a=0.9)
 LINE_WIDTH = 0.005
 
 
@@ -30,6 +31,14 @@ def match_markers(
     agree = inliers[chosen]
     lines = [("inliers", ends_of[agree], _BLUE), ("outliers", ends_of[~agree], _RED)]
     return MarkerArray(markers=[_line_list(name, pairs, colour, stamp_ns, frame_id) for name, pairs, colour in lines])
+
+
+def graph_markers(
+    nodes: NDArray[np.floating], edges: NDArray[np.integer], stamp_ns: int, frame_id: str, limit: int
+) -> MarkerArray:
+    """A deformation graph: at most `limit` of its edges (E, 2) between nodes (n, 3) metres, spread evenly."""
+    chosen = np.linspace(0, max(len(edges) - 1, 0), min(limit, len(edges))).astype(int)
+    return MarkerArray(markers=[_line_list("graph", nodes[edges[chosen]], _GREEN, stamp_ns, frame_id)])
 
 
 def _line_list(name: str, pairs: NDArray[np.floating], colour: ColorRGBA, stamp_ns: int, frame_id: str) -> Marker:

@@ -142,11 +142,11 @@ class NodeProcess:
         """Send a signal; the exit code and the seconds it took."""
         start = time.monotonic()
         self._process.send_signal(number)
-        return self._process.wait(15), time.monotonic() - start
+        return self._process.wait(15 * patience()), time.monotonic() - start
 
     def wait(self, timeout: float = 30.0) -> int:
         """The exit code of a process that ends by itself."""
-        return self._process.wait(timeout)
+        return self._process.wait(timeout * patience())
 
 
 def _text(value: Any) -> str:
@@ -156,6 +156,11 @@ def _text(value: Any) -> str:
 
 
 # ---- the probe ----
+
+
+def patience() -> float:
+    """By how much everything takes longer than on an idle machine: the load on each processor, at least 1."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 class Probe:
@@ -213,8 +218,8 @@ class Probe:
             self._executor.spin_once(timeout_sec=left)
 
     def until(self, condition: Callable[[], Any], seconds: float = 20.0, what: str = "") -> Any:
-        """Take in what comes until the condition holds; its value. Fails after `seconds`."""
-        deadline = time.monotonic() + seconds
+        """Take in what comes until the condition holds; its value. Fails after `seconds`, more on a busy machine."""
+        deadline = time.monotonic() + seconds * patience()
         while not (value := condition()):
             assert time.monotonic() < deadline, f"waited {seconds} s in vain {what}; last: {self._last_words()}"
             self._executor.spin_once(timeout_sec=0.1)

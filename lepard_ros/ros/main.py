@@ -65,7 +65,7 @@ class _Stop:
 
 
 def run_node(ros_arguments: list[str]) -> NoReturn:
-    """Make the node, start it if it is to start itself, spin it until asked to stop, and end the process with code 0."""
+    """Make the node, start it if it is to start itself, spin it until asked to stop, then end the process with 0."""
     stop = _Stop()
     import rclpy
     from rclpy.executors import SingleThreadedExecutor

@@ -169,6 +169,8 @@ class Matcher:
         pyramid = build_pyramid(grid, self.config.pyramid, eye, gridded=True)
         with torch.autocast(self.device.type, enabled=self.device.type == "cuda"):
             features, fine = self.network.encode(pyramid)
+            coarse = pad_clouds([features], pyramid.points[2:3], pyramid.normals[2:3])
+            features = self.network.prepare(coarse).features[0]
         patches = None
         if fine is not None:
             patches = group_points(owner_of_fine(pyramid), len(features), self.config.patch_points)
@@ -197,10 +199,14 @@ class Matcher:
         usable = [other for other in others if len(cloud) and len(other)]
         if not usable:
             return [no_matches() for _ in others]
-        sources = pad_clouds(*([getattr(cloud, name)] * len(usable) for name in ("features", "points", "normals")))
-        padded = pad_clouds(*([getattr(other, name) for other in usable] for name in ("features", "points", "normals")))
+        prepared = self.network.can_prepare()
+        single = pad_clouds([cloud.features], [cloud.points], [cloud.normals], prepared)
+        padded = pad_clouds(
+            [other.features for other in usable], [other.points for other in usable], [other.normals for other in usable],
+            prepared,
+        )  # fmt: skip
         with torch.autocast(self.device.type, enabled=self.device.type == "cuda"):
-            confidence = self.network.match(sources, padded).confidence.float()
+            confidence = self.network.match(single, padded).confidence.float()
         found = iter(confidence)  # one for each usable pair, in order
         usable_ids = {id(other) for other in usable}
         return [
@@ -328,8 +334,8 @@ def checked_points(points: PointsLike) -> NDArray[np.floating]:
         raise InputError(f"a cloud must have shape (N, 3), not {points.shape}.")
     if not np.issubdtype(points.dtype, np.floating):
         raise TypeError(f"a cloud must hold floating point metres, not {points.dtype}: convert it with .astype(float).")
-    finite = np.isfinite(points).all(axis=1)
-    return points if finite.all() else points[finite]
+    finite = np.isfinite(points)
+    return points if finite.all() else points[finite.all(axis=1)]
 
 
 def far_offset(points: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -347,7 +353,8 @@ def choose_viewpoint(points: NDArray[np.floating], viewpoint: PointsLike | None)
         if place.shape != (3,) or not np.isfinite(place).all():
             raise InputError("the viewpoint must be three finite numbers in metres.")
         return place
-    if len(points) and np.abs(points).max(axis=1).min() > MAX_RANGE:
+    sample = points[:: max(1, len(points) // 1000)]  # enough to tell a sensor's cloud from one far away
+    if len(points) and np.abs(sample).max(axis=1).min() > MAX_RANGE:
         return points.mean(axis=0, dtype=np.float64)
     return np.zeros(3)
 

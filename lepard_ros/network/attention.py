@@ -45,26 +45,33 @@ class PairBias(nn.Module):
     One small network gives the bias of every self attention layer at once; it does not change when the cloud is turned.
     """
 
-    FEATURES = 9
+    REACHES = (1.5, 3.0, 6.0, 12.0, 24.0)  # in spacings
 
     def __init__(self, layers: int, heads: int, scale: float, hidden: int = 16) -> None:
         """scale: metres, the spacing of the points."""
         super().__init__()
         self.layers, self.heads, self.scale = layers, heads, scale
-        self.mlp = nn.Sequential(nn.Linear(self.FEATURES, hidden), nn.ReLU(), nn.Linear(hidden, layers * heads))
+        self.mlp = nn.Sequential(nn.Linear(len(self.REACHES) + 4, hidden), nn.ReLU(), nn.Linear(hidden, layers * heads))
 
     def forward(self, points: Tensor, normals: Tensor) -> list[Tensor]:
         """points, normals: (B, n, 3). Returns a (B, heads, n, n) bias for each layer."""
-        offset = points[:, None, :, :] - points[:, :, None, :]
-        distance = offset.norm(dim=-1)
-        direction = offset / distance.clamp_min(1e-6)[..., None]
-        leaving = (direction * normals[:, :, None]).sum(-1)
-        arriving = (direction * normals[:, None]).sum(-1)
-        lean = normals @ normals.transpose(1, 2)
-        near = distance[..., None] / (self.scale * distance.new_tensor([1.5, 3.0, 6.0, 12.0, 24.0]))
-        features = torch.cat([torch.exp(-near), torch.stack([leaving, arriving, lean, leaving * arriving], -1)], -1)
-        bias = self.mlp(features).permute(0, 3, 1, 2)
-        return list(bias.split(self.heads, dim=1))
+        distance = torch.cdist(points, points)
+        away = 1 / distance.clamp_min(1e-3 * self.scale)
+        heights = normals @ points.transpose(1, 2)  # of every point over the tangent plane's origin of every other
+        own = heights.diagonal(dim1=1, dim2=2)[..., None]
+        leaving, arriving = (heights - own) * away, (own - heights).transpose(1, 2) * away
+        near = [torch.exp(distance / (-self.scale * reach)) for reach in self.REACHES]
+        angles = [leaving, arriving, normals @ normals.transpose(1, 2), leaving * arriving]
+        # Channels first: the last product then writes the heads one after the other, as attention reads them.
+        features = torch.stack([*near, *angles], dim=1).flatten(2)
+        hidden = F.relu(_channels_first(self.mlp[0], features), inplace=True)
+        bias = _channels_first(self.mlp[2], hidden)
+        return list(bias.unflatten(2, distance.shape[1:]).split(self.heads, dim=1))
+
+
+def _channels_first(linear: nn.Module, x: Tensor) -> Tensor:
+    """A linear layer on (B, C, N)."""
+    return torch.baddbmm(linear.bias[:, None], linear.weight.expand(len(x), -1, -1), x)
 
 
 def key_mask(mask: Tensor, dtype: torch.dtype) -> Tensor | None:

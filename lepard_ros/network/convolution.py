@@ -61,11 +61,13 @@ class KernelBag:
         supports = len(relation.supports)
         present = relation.neighbours < supports
         index = relation.neighbours.clamp_max(supports - 1)
-        offset = relation.supports[index] - relation.queries[:, None]
+        table = torch.cat([relation.supports, relation.support_normals], dim=1)
+        gathered = table.index_select(0, index.flatten()).unflatten(0, index.shape)
+        offset = gathered[..., :3] - relation.queries[:, None]
         distance = offset.norm(dim=-1)
-        normal = relation.query_normals[:, None]
-        elevation = (offset * normal).sum(-1) / distance.clamp_min(1e-3 * relation.radius)
-        lean = (relation.support_normals[index] * normal).sum(-1)
+        normal = relation.query_normals[..., None]
+        elevation = (offset @ normal)[..., 0] / distance.clamp_min(1e-3 * relation.radius)
+        lean = (gathered[..., 3:] @ normal)[..., 0]
         far = (distance > 0.5 * relation.radius).long()
         low_e, share_e = _between_nodes(elevation, ELEVATION_NODES)
         low_l, share_l = _between_nodes(lean, LEAN_NODES)
@@ -98,10 +100,10 @@ class KernelBag:
 
 def _between_nodes(values: Tensor, nodes: tuple[float, float, float]) -> tuple[Tensor, Tensor]:
     """The lower of the two nodes around each value, and the share of the upper one."""
-    upper = (values > nodes[1]).long()
-    ticks = values.new_tensor(nodes)
-    share = (values - ticks[upper]) / (ticks[upper + 1] - ticks[upper])
-    return upper, share.clamp(0, 1)
+    low, middle, high = nodes
+    upper = values > middle
+    share = torch.where(upper, (values - middle) / (high - middle), (values - low) / (middle - low))
+    return upper.long(), share.clamp_(0, 1)
 
 
 class _BagProduct(torch.autograd.Function):

@@ -29,12 +29,20 @@ class CoarseCloud:
     """The coarse points of a batch of clouds, padded to the same number.
 
     features: (B, n, d); points: (B, n, 3); normals: (B, n, 3) or None; mask: (B, n), true for real points.
+    prepared: whether the first self attention is already in the features (see `Lepard.prepare`).
     """
 
     features: Tensor
     points: Tensor
     normals: Tensor | None
     mask: Tensor
+    prepared: bool = False
+
+    def repeated(self, count: int) -> "CoarseCloud":
+        """A batch of one as a batch of `count`, without copying."""
+        normals = None if self.normals is None else self.normals.expand(count, -1, -1)
+        expanded = self.features.expand(count, -1, -1), self.points.expand(count, -1, -1)
+        return CoarseCloud(*expanded, normals, self.mask.expand(count, -1), self.prepared)
 
 
 @dataclass
@@ -79,16 +87,20 @@ class Lepard(nn.Module):
     def match(self, source: CoarseCloud, target: CoarseCloud, truth: RigidFit | None = None) -> LepardOutput:
         """Compare a batch of source clouds with a batch of target clouds.
 
-        truth: reposition with these motions instead of the estimated ones (the paper's oracle).
+        One source may be compared with several targets. truth: reposition with these motions instead of the
+        estimated ones (the paper's oracle).
         """
+        biases_x, biases_y = self._biases(source), self._biases(target)
+        source = source.repeated(len(target.features)) if len(source.features) == 1 else source
         x, y = source.features, target.features
         codes = self._codes(source.points, target.points)
         x, y, codes = self._entangle(x, y, codes)
-        biases_x, biases_y = self._biases(source), self._biases(target)
         mask_x, mask_y = key_mask(source.mask, x.dtype), key_mask(target.mask, y.dtype)
         repositionings: list[Repositioning] = []
-        for kind, layer in zip(self.config.layers, self.layers, strict=True):
+        for number, (kind, layer) in enumerate(zip(self.config.layers, self.layers, strict=True)):
             cross_x, cross_y = codes.cross
+            if number == 0 and source.prepared and target.prepared:
+                continue
             if kind == "self":
                 x = layer(x, x, codes.source, codes.source, _add(mask_x, biases_x.pop(0)))
                 y = layer(y, y, codes.target, codes.target, _add(mask_y, biases_y.pop(0)))
@@ -103,6 +115,18 @@ class Lepard(nn.Module):
                 repositionings.append(Repositioning(confidence, fit, applied))
         confidence = self.matching(x, y, *codes.cross, source.mask, target.mask)
         return LepardOutput(confidence, self.rigid_fit(confidence, source, target), repositionings)
+
+    def can_prepare(self) -> bool:
+        """Whether the first layer sees neither the other cloud nor a position, and can be done beforehand."""
+        return self.config.layers[0] == "self" and self.config.position_use == "aligned" and not self.config.entangled
+
+    def prepare(self, cloud: CoarseCloud) -> CoarseCloud:
+        """Run the first self attention once for all later matches of a cloud, where that is possible."""
+        if cloud.prepared or not self.can_prepare():
+            return cloud
+        bias = _add(key_mask(cloud.mask, cloud.features.dtype), self._biases(cloud)[0])
+        features = self.layers[0](cloud.features, cloud.features, None, None, bias)
+        return CoarseCloud(features, cloud.points, cloud.normals, cloud.mask, prepared=True)
 
     def rigid_fit(self, confidence: Tensor, source: CoarseCloud, target: CoarseCloud) -> RigidFit:
         """The rigid motion that the confidences (B, n, m) suggest."""
@@ -140,11 +164,11 @@ class Lepard(nn.Module):
         return codes.source.apply(x), codes.target.apply(y), _Codes(None, None)
 
     def _biases(self, cloud: CoarseCloud) -> list[Tensor | None]:
-        """The pair bias of each self attention layer."""
+        """The pair bias of each self attention layer that is still to be run."""
         if self.pair_bias is None:
             return [None] * self.config.layers.count("self")
         assert cloud.normals is not None
-        return list(self.pair_bias(cloud.points, cloud.normals))
+        return list(self.pair_bias(cloud.points, cloud.normals))[int(cloud.prepared) :]
 
     def forward(self, pyramid: Pyramid, truth: RigidFit | None = None) -> LepardOutput:
         """Encode and match stacked clouds: source, target, source, target, ..."""
@@ -181,13 +205,15 @@ def _add(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
     return mask + bias
 
 
-def pad_clouds(features: Sequence[Tensor], points: Sequence[Tensor], normals: Sequence[Tensor]) -> CoarseCloud:
+def pad_clouds(
+    features: Sequence[Tensor], points: Sequence[Tensor], normals: Sequence[Tensor], prepared: bool = False
+) -> CoarseCloud:
     """Clouds of different sizes as one batch: lists of (n_b, d), (n_b, 3), (n_b, 3) or an empty list."""
     lengths = torch.tensor([len(f) for f in features], device=features[0].device)
     mask = torch.arange(int(lengths.max()), device=lengths.device)[None] < lengths[:, None]
     padded = [pad_sequence(list(part), batch_first=True) if part else None for part in (features, points, normals)]
     assert padded[0] is not None and padded[1] is not None
-    return CoarseCloud(padded[0], padded[1], padded[2], mask)
+    return CoarseCloud(padded[0], padded[1], padded[2], mask, prepared)
 
 
 def split_pairs(features: Tensor, pyramid: Pyramid) -> tuple[CoarseCloud, CoarseCloud]:

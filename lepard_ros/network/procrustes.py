@@ -73,7 +73,7 @@ def robust_procrustes(
 
 
 def _consensus(x: Tensor, y: Tensor, weights: Tensor, scale: float) -> Tensor:
-    """Each match's share (B, k) in the leading eigenvector of the matrix that says which matches keep their distance."""
+    """Each match's share (B, k) in the leading eigenvector of the matrix of which matches keep their distance."""
     gap = (torch.cdist(x, x) - torch.cdist(y, y)).abs()
     agree = (1 - (gap / scale) ** 2).clamp_min(0) * (weights[:, :, None] * weights[:, None]).clamp_min(0).sqrt()
     agree = agree @ agree * agree  # second order: matches that agree with the same others

@@ -99,9 +99,9 @@ def test_overlap_agrees_with_brute_force(shard: Shard) -> None:
         source, target = shard.pairs[pair]
         motion = shard.transform(source, target)
         moved = shard.cloud(source) @ motion[:3, :3].T + motion[:3, 3]
-        picked = np.random.default_rng(0).permutation(len(moved))[:1200]
+        picked = np.random.default_rng(0).permutation(len(moved))[:500]
         assert brute_force_overlap(moved[picked], shard.cloud(target)) == pytest.approx(
-            shard.overlap[pair, 0], abs=0.05
+            shard.overlap[pair, 0], abs=0.07
         )
 
 
@@ -272,7 +272,7 @@ def test_floor_plan_refuses_a_taken_place() -> None:
     plan = FloorPlan(np.array([[0, 0], [4, 0], [4, 3], [0, 3.0]]))
     assert plan.try_place(np.array([1.0, 1.0]), np.array([2.0, 1.5]), 0.3)
     assert not plan.try_place(np.array([1.0, 1.0]), np.array([2.4, 1.5]), 0.0)
-    assert not plan.try_place(np.array([1.0, 1.0]), np.array([3.9, 1.5]), 0.0) or plan.taken.all(axis=None)
+    assert not plan.try_place(np.array([1.0, 1.0]), np.array([3.8, 1.5]), 0.0)  # it would stand in the wall
     assert plan.try_place(np.array([0.5, 0.5]), np.array([0.5, 0.5]), 0.0)
 
 
@@ -371,9 +371,9 @@ def test_lone_view_gives_exact_pairs(shard: Shard) -> None:
     for pair, (source, target) in enumerate(views.pairs[:3]):
         motion = views.transform(source, target)
         moved = views.cloud(source) @ motion[:3, :3].T + motion[:3, 3]
-        picked = np.random.default_rng(0).permutation(len(moved))[:800]
+        picked = np.random.default_rng(0).permutation(len(moved))[:500]
         assert brute_force_overlap(moved[picked], views.cloud(target)) == pytest.approx(
-            views.overlap[pair, 0], abs=0.06
+            views.overlap[pair, 0], abs=0.07
         )
 
 

@@ -12,7 +12,7 @@ from scipy.spatial.transform import Rotation
 from lepard_ros.cloud.depth import Camera, depth_to_points
 from lepard_ros.cloud.normals import estimate_normals
 from lepard_ros.errors import InputError
-from lepard_ros.evaluation.recordings import Recording, open_recording, read_depth_png
+from lepard_ros.evaluation.recordings import Recording, RoomRecording, open_recording, read_depth_png
 from lepard_ros.evaluation.recordings import _read_camera as read_camera
 from lepard_ros.learning.fragments import GRID, SINGLE, Fragment, on_grid, spread
 from lepard_ros.learning.sensor import pinhole
@@ -74,7 +74,7 @@ def _seen_points(depth: FloatArray, camera: Camera) -> FloatArray:
 # ---------------------------------------------------------------- recordings
 
 
-def recording_shards(recording: Recording, rng: Generator) -> Iterator[Shard]:
+def recording_shards(recording: Recording | RoomRecording, rng: Generator) -> Iterator[Shard]:
     """Stars of frames: every few frames one is a hub, and those around it that align to it surely make a shard with it.
 
     Recorded poses are only the start: each frame is aligned to its hub by ICP and left out unless the result is sharp

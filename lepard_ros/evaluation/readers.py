@@ -1,6 +1,8 @@
 """Data sets with known motions, in the benchmarks' own layouts and in compact ones, behind one interface."""
 
 import pickle
+import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -79,14 +81,12 @@ def load_npz(path: Path, keys: Sequence[str]) -> dict[str, NDArray[Any]]:
                 found = ", ".join(archive.files[:8])
                 raise InputError(f"{path} has no array {', '.join(missing)} (found: {found}).")
             return {key: archive[key] for key in (keys or archive.files)}
+    except InputError:
+        raise
     except FileNotFoundError as error:
         raise InputError(f"{path} is missing; {path.parent} holds {listing(path.parent)}.") from error
-    except (OSError, ValueError, EOFError, KeyError) as error:
-        if isinstance(error, InputError):
-            raise
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(f"{path} is not a readable npz file ({error}); fetch or write it again.") from error
-    except Exception as error:  # zipfile and zlib raise their own kinds on a truncated archive
-        raise InputError(f"{path} is damaged ({error}); fetch or write it again.") from error
 
 
 def motion(rotation: FloatArray, translation: FloatArray) -> FloatArray:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lepard_ros.cloud.grid import grid_subsample
-from lepard_ros.cloud.pyramid import build_pyramid
+from lepard_ros.cloud.pyramid import Pyramid, build_pyramid
 from lepard_ros.errors import InputError
 from lepard_ros.network.fine import group_points, owner_of_fine
 from lepard_ros.network.lepard import Lepard, pad_clouds
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 PointsLike = NDArray[np.floating] | Tensor
 # A cloud on the network's grid has at most this many points; of a larger one, those nearest to the sensor are kept.
 MAX_POINTS = 40_000
+# And this many coarse points: attention compares all with all. A furnished room of 60 square metres has about 2,000.
+MAX_COARSE = 2_500
 # The origin is taken for the sensor's place unless the whole cloud is further away than this, in metres.
 MAX_RANGE = 30.0
 # Clouds whose centre is further from the origin than this (metres) are moved to it: float32 would round their points.
@@ -165,8 +167,7 @@ class Matcher:
         eye = torch.from_numpy(place.astype(np.float32)).to(self.device)
         if len(local) < 3:
             return self._empty(offset, place)
-        grid = nearest_points(grid_subsample(local, self.config.grid)[0], eye, MAX_POINTS)
-        pyramid = build_pyramid(grid, self.config.pyramid, eye, gridded=True)
+        pyramid = self._bounded_pyramid(local, eye)
         with torch.autocast(self.device.type, enabled=self.device.type == "cuda"):
             features, fine = self.network.encode(pyramid)
             coarse = pad_clouds([features], pyramid.points[2:3], pyramid.normals[2:3])
@@ -184,6 +185,15 @@ class Matcher:
         return EncodedCloud(
             surface, offset, *coarse, None if fine is None else fine.float(), patches, self.weights_id, seconds
         )
+
+    def _bounded_pyramid(self, points: Tensor, eye: Tensor) -> Pyramid:
+        """The pyramid of a cloud (N, 3), of its part nearest to the sensor if the whole would be too large."""
+        grid = nearest_points(grid_subsample(points, self.config.grid)[0], eye, MAX_POINTS)
+        while True:
+            coarse = grid_subsample(grid_subsample(grid, 2 * self.config.grid)[0], 4 * self.config.grid)[0]
+            if len(coarse) <= MAX_COARSE:
+                return build_pyramid(grid, self.config.pyramid, eye, gridded=True)
+            grid = nearest_points(grid, eye, int(0.9 * len(grid) * MAX_COARSE / len(coarse)))
 
     def match(self, source: PointsLike | EncodedCloud, target: PointsLike | EncodedCloud) -> Matches:
         """The points of the source that the network sees in the target, most confident first."""
@@ -230,7 +240,7 @@ class Matcher:
         return [self._register(cloud, other, matches, seconds) for other, matches in zip(others, many, strict=True)]
 
     def warp(self, source: PointsLike, target: PointsLike, settings: "WarpSettings | None" = None) -> "Warp":
-        """The non-rigid warp of the source's surface onto the target. source, target: (N, 3), or organised (H, W, 3)."""
+        """The non-rigid warp of the source's surface onto the target; clouds (N, 3), or organised (H, W, 3)."""
         from lepard_ros.registration.nonrigid import warp_from_matches
 
         flat = [

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from lepard_ros.cloud.pyramid import Pyramid
 from lepard_ros.network.config import LepardConfig
-from lepard_ros.network.convolution import KernelPointConvolution, Relation
+from lepard_ros.network.convolution import KernelPointConvolution, Relation, take_rows
 
 SLOPE = 0.1
 # Within each level, and from each level to the next.
@@ -24,8 +24,8 @@ class Normalisation(nn.Module):
         """x: (N, C); lengths: points of each stacked cloud."""
         if self.joint:
             # Slower than the kernel of batch norm, but exact enough to give the authors' numbers for their weights.
-            variance, mean = torch.var_mean(x, dim=0, correction=0)
-            return (x - mean) * torch.rsqrt(variance + 1e-5)
+            centred = x - x.mean(0)
+            return centred * torch.rsqrt(centred.square().mean(0) + 1e-5)
         return torch.cat([_standardise(part) for part in x.split(lengths)]) if len(lengths) > 1 else _standardise(x)
 
 
@@ -87,12 +87,12 @@ class ResidualBlock(nn.Module):
 
 def max_pool(x: Tensor, neighbours: Tensor) -> Tensor:
     """The largest feature among the neighbours; the zero of a missing one counts, as in the reference."""
-    return F.pad(x, (0, 0, 0, 1))[neighbours].amax(1)
+    return take_rows(F.pad(x, (0, 0, 0, 1)), neighbours).amax(1)
 
 
 def upsample(x: Tensor, nearest: Tensor) -> Tensor:
     """Each finer point takes the features of its nearest coarser point; zeros where there is none."""
-    return F.pad(x, (0, 0, 0, 1))[nearest]
+    return F.pad(x, (0, 0, 0, 1)).index_select(0, nearest)
 
 
 class Backbone(nn.Module):

@@ -62,7 +62,7 @@ class KernelBag:
         present = relation.neighbours < supports
         index = relation.neighbours.clamp_max(supports - 1)
         table = torch.cat([relation.supports, relation.support_normals], dim=1)
-        gathered = table.index_select(0, index.flatten()).unflatten(0, index.shape)
+        gathered = take_rows(table, index)
         offset = gathered[..., :3] - relation.queries[:, None]
         distance = offset.norm(dim=-1)
         normal = relation.query_normals[..., None]
@@ -121,6 +121,11 @@ class _BagProduct(torch.autograd.Function):
         return F.embedding_bag(queries, gradient, offsets, per_sample_weights=weights.to(gradient), mode="sum"), None
 
 
+def take_rows(values: Tensor, index: Tensor) -> Tensor:
+    """values[index] for rows (M, C) and indices (...): several times faster than indexing."""
+    return values.index_select(0, index.flatten()).view(*index.shape, values.shape[1])
+
+
 class KernelPointConvolution(nn.Module):
     """Convolution over neighbours with one weight matrix per kernel point (or invariant kernel function)."""
 
@@ -140,8 +145,9 @@ class KernelPointConvolution(nn.Module):
             return self._invariant(features, relation)
         padded = F.pad(relation.supports, (0, 0, 0, 1), value=1e6)
         filled = F.pad(features, (0, 0, 0, 1))
+        counted = (filled.detach().sum(1) > 0).to(features.dtype)
         parts = [
-            self._xyz(filled, padded, queries, index)
+            self._xyz(filled, counted, padded, queries, index)
             for queries, index in zip(relation.queries.split(CHUNK), relation.neighbours.split(CHUNK), strict=True)
         ]
         return torch.cat(parts)
@@ -152,14 +158,13 @@ class KernelPointConvolution(nn.Module):
         rows = features @ self.weights.permute(1, 0, 2).reshape(inputs, kernels * outputs)
         return _BagProduct.apply(rows.view(-1, outputs), bag)
 
-    def _xyz(self, features: Tensor, supports: Tensor, queries: Tensor, index: Tensor) -> Tensor:
-        """One chunk of queries (n, 3) with its neighbours (n, K)."""
-        offsets = supports[index] - queries[:, None]
+    def _xyz(self, features: Tensor, counted: Tensor, supports: Tensor, queries: Tensor, index: Tensor) -> Tensor:
+        """One chunk of queries (n, 3) with neighbours (n, K); counted: (M + 1,), 1 where a support counts."""
+        offsets = take_rows(supports, index) - queries[:, None]
         distance = torch.cdist(self.kernel_points.expand(len(queries), -1, -1), offsets)
         influence = (1 - distance / self.extent).clamp_min(0)
-        gathered = features[index]
-        summed = (influence @ gathered).flatten(1)
-        count = (gathered.sum(-1) > 0).sum(-1).clamp_min(1)
+        summed = (influence @ take_rows(features, index)).flatten(1)
+        count = counted.index_select(0, index.flatten()).view(index.shape).sum(1).clamp_min(1)
         return summed @ self.weights.flatten(0, 1) / count[:, None]
 
 

@@ -7,10 +7,10 @@ from lepard_ros.registration.types import FloatArray
 
 # Neighbouring residuals share one error (a bent depth image, a drifting fusion): a patch of this size counts as one
 # observation. Set so that the normalised error over validation rooms has mean about one.
-PATCH = 0.25
+PATCH = 0.3
 # What no amount of points takes away: metres, radians.
-FLOOR_TRANSLATION = 0.004
-FLOOR_ROTATION = 0.002
+FLOOR_TRANSLATION = 0.008
+FLOOR_ROTATION = 0.004
 # Determinacy that noise of the normals alone would feign, as a share of the mean Hessian.
 LEAST_CURVATURE = 1e-4
 

@@ -211,10 +211,8 @@ class Matcher:
             return [no_matches() for _ in others]
         prepared = self.network.can_prepare()
         single = pad_clouds([cloud.features], [cloud.points], [cloud.normals], prepared)
-        padded = pad_clouds(
-            [other.features for other in usable], [other.points for other in usable], [other.normals for other in usable],
-            prepared,
-        )  # fmt: skip
+        parts = [[getattr(other, name) for other in usable] for name in ("features", "points", "normals")]
+        padded = pad_clouds(*parts, prepared)
         with torch.autocast(self.device.type, enabled=self.device.type == "cuda"):
             confidence = self.network.match(single, padded).confidence.float()
         found = iter(confidence)  # one for each usable pair, in order

@@ -6,6 +6,7 @@ other matches with both of them; a false pair that agrees by chance shares few f
 the same motions. The device is that of the tensors.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -71,7 +72,7 @@ def seed_motions(source: Tensor, target: Tensor, weights: Tensor, settings: Cons
     degree = agreement @ weights
     seeds = torch.topk(degree * weights, min(settings.seeds, len(degree))).indices
     shared = (agreement[seeds] * weights) @ agreement * agreement[seeds]
-    shared[torch.arange(len(seeds)), seeds] = float("inf")  # a seed is its own best friend
+    shared[torch.arange(len(seeds), device=seeds.device), seeds] = float("inf")  # a seed is its own best friend
     friends = torch.topk(shared, min(settings.friends, shared.shape[1]), dim=1).indices
     trust = friend_trust(agreement, weights, friends)
     return kabsch(source[friends], target[friends], trust)
@@ -136,7 +137,7 @@ def distinct_motions(
     """Indices of at most `most` motions that differ from each other, best first."""
     centre = source.double().mean(0)
     places = transforms[:, :3, :3] @ centre + transforms[:, :3, 3]
-    cosine = torch.cos(torch.deg2rad(torch.tensor(settings.separation_degrees)))
+    cosine = math.cos(math.radians(settings.separation_degrees))
     relative = torch.einsum("aij,bij->ab", transforms[:, :3, :3], transforms[:, :3, :3])
     alike = (torch.cdist(places, places) < settings.separation) & ((relative - 1.0) / 2.0 > cosine)
     alike_rows = alike.cpu().tolist()

@@ -39,7 +39,8 @@ def match_fpfh(source: Surface, target: Surface, settings: FpfhSettings) -> Matc
     similarity = (-distance / distance.mean().clamp_min(1e-9)).exp()
     confidence = torch.where(mutual, 0.5 + 0.5 * similarity, 0.1 * similarity)
     kept = torch.topk(confidence, min(settings.matches, len(confidence))).indices
-    return Matches(source.points[kept], target.points[nearest[kept]], confidence[kept].numpy())
+    partners = nearest[kept].numpy()
+    return Matches(source.points[kept.numpy()], target.points[partners], confidence[kept].numpy())
 
 
 def fpfh(surface: Surface, settings: FpfhSettings) -> Tensor:

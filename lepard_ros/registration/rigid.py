@@ -122,7 +122,7 @@ def _usable(
 ) -> tuple[FloatArray, Status]:
     """Hypotheses (H, 4, 4) whose inliers are enough and not on one line; and the reason if none is."""
     inliers = hypotheses.inliers.cpu().numpy()
-    enough = inliers.sum(1) >= min(settings.acceptance.least_inliers, settings.least_matches)
+    enough = inliers.sum(1) >= settings.acceptance.least_inliers
     spread = np.array([_breadth(matches.source[row]) for row in inliers]) > spacing
     reason = Status.DEGENERATE if enough.any() else Status.TOO_FEW_INLIERS
     return hypotheses.transforms.cpu().numpy()[enough & spread], reason

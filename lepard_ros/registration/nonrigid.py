@@ -16,7 +16,7 @@ from lepard_ros.errors import InputError
 from lepard_ros.registration.block_cholesky import BlockCholesky
 from lepard_ros.registration.block_pcg import BlockConjugateGradients
 from lepard_ros.registration.gauss_newton import Aim, Descent, Limits, LinearSolver, descend
-from lepard_ros.registration.graph import BoolArray, DeformationGraph, GraphSettings, Skinning, build_graph
+from lepard_ros.registration.graph import BoolArray, DeformationGraph, GraphSettings, IntArray, Skinning, build_graph
 from lepard_ros.registration.kabsch import kabsch, nearest_rotation
 from lepard_ros.registration.match_filter import FilterSettings, filter_matches
 from lepard_ros.registration.normal_equations import DataTerm, Motion, NormalEquations
@@ -278,8 +278,9 @@ class _Fit:
     def _strain(self, equations: NormalEquations) -> float:
         """Root mean square misfit of the edges, of their length."""
         ends = self._part.nodes[self._part.edges]
-        length = np.mean(np.square(ends[:, 1] - ends[:, 0])) * 3
-        return float(np.sqrt(np.mean(np.square(equations.edge_residuals(self.motion))) * 3 / max(length, 1e-12)))
+        length = float(np.mean(np.square(ends[:, 1] - ends[:, 0])))
+        misfit = float(np.mean(np.square(equations.edge_residuals(self.motion))))
+        return float(np.sqrt(misfit / max(length, 1e-12)))
 
     def follow_surface(self, contact: "_Contact") -> None:
         """Gauss-Newton on the nearest surface, with the matches that agree as anchors against sliding."""
@@ -387,7 +388,7 @@ class _Contact:
         self.points = source[sample]
         self._normals = surface_normals(source)[sample]
 
-    def keep(self, kept: BoolArray, nodes: FloatArray) -> None:
+    def keep(self, kept: BoolArray, nodes: IntArray) -> None:
         """Go on with the kept points only; nodes: the nearest node of each."""
         self.points, self._normals, self._nodes = self.points[kept], self._normals[kept], nodes
 

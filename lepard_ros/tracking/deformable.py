@@ -99,7 +99,7 @@ class DeformableTracker:
         self._keyframes: deque[_Sight] = deque(maxlen=self.settings.keyframes)
         self._last: _Sight | None = None
         self._rejected, self._model_stamp = 0, 0.0
-        self._keyframe_shape = np.zeros((0, 3))
+        self._keyframe_shape: FloatArray = np.zeros((0, 3))
 
     def process(self, points: FloatArray, stamp: float) -> DeformableTrack:
         """Warp the model to a live cloud, (N, 3) or organised (H, W, 3) with NaN, and let it learn from it."""
@@ -149,7 +149,7 @@ class DeformableTracker:
 
     def _to_rest(self, matches: Matches, sight: _Sight) -> Matches:
         """Matches live -> past cloud, turned round and carried back to the rest shape."""
-        turned = Matches(*(np.asarray(part, dtype=np.float64) for part in (matches.target, matches.source)), matches[2])
+        turned = Matches(matches.target, matches.source, matches.confidence)
         kept = chosen(turned, filter_matches(turned, self.settings.filter))
         reach = 2 * self.settings.model.graph.coverage
         rest, near = sight.imprint.to_rest(np.asarray(kept.source), reach)
@@ -184,8 +184,14 @@ class DeformableTracker:
         self._remember(cloud, keyframe)
         reason = f"{warp.cut_edges} edges were torn and are cut" if warp.cut_edges else "the warp is known"
         track = self._report(stamp, state, reason, clock, self.model.warp, matches, warp.match_inliers)
-        facts = {"overlap": warp.overlap, "residual": warp.residual, "cut_edges": warp.cut_edges}
-        return replace(track, change=change, new_keyframe=keyframe, **facts)
+        return replace(
+            track,
+            change=change,
+            new_keyframe=keyframe,
+            overlap=warp.overlap,
+            residual=warp.residual,
+            cut_edges=warp.cut_edges,
+        )
 
     def _remember(self, cloud: "EncodedCloud", keyframe: bool) -> None:
         assert self.model is not None
@@ -232,7 +238,7 @@ class DeformableTracker:
         reset: bool = False,
     ) -> DeformableTrack:
         model_points = np.zeros((0, 3)) if self.model is None else self.model.points.copy()
-        warped_points = np.zeros((0, 3))
+        warped_points: FloatArray = np.zeros((0, 3))
         if warp is not None:
             moved, covered = warp.apply(model_points)
             warped_points = moved[covered]

@@ -50,13 +50,15 @@ class CanonicalModel:
     """Points (N, 3) in the rest shape with how often each was seen, the graph over them, and the last warp."""
 
     def __init__(self, points: FloatArray, settings: ModelSettings) -> None:
-        """Begin with a first cloud (N, 3), which is the rest shape."""
+        """Begin with a first cloud (N, 3), which is the rest shape; scraps that no graph can carry are left out."""
         self.settings = settings
-        self.points = thin(points, settings.spacing)
+        thinned = thin(points, settings.spacing)
+        graph = build_graph(thinned, settings.graph)
+        self.points = thinned[graph.skin(thinned).covered]
         self._seen = np.ones(len(self.points))
         self._doubt = np.zeros(len(self.points), dtype=np.int64)
         self._cut = np.zeros((0, 2), dtype=np.int64)
-        self.warp = Warp.rest(build_graph(self.points, settings.graph), Status.OK)
+        self.warp = Warp.rest(graph, Status.OK)
 
     @property
     def graph(self) -> DeformationGraph:

@@ -1,0 +1,170 @@
+"""The deformable tracker on films whose every point is known; matches are the true ones with planted outliers."""
+
+import numpy as np
+import pytest
+from scipy.spatial import cKDTree
+
+from lepard_ros.errors import InputError
+from lepard_ros.registration.graph import clusters
+from lepard_ros.registration.types import Matches
+from lepard_ros.registration.warp import Warp
+from lepard_ros.tracking.deformable import DeformableSettings, DeformableTrack, DeformableTracker
+from lepard_ros.tracking.model import CanonicalModel, ModelSettings, imprint
+from lepard_ros.tracking.track import TrackingState
+from test_graph import plane, two_limbs
+
+
+class Film:
+    """A rolling sheet in front of a camera at the origin: shape(t) of fixed surface points (N, 3)."""
+
+    def __init__(self, points: np.ndarray, bend_rate: float = 0.12) -> None:
+        self.points, self.rate = points, bend_rate
+
+    def shape(self, time: float) -> np.ndarray:
+        curvature = self.rate * time + 1e-9
+        angle = (self.points[:, 0] - 0.25) * curvature
+        x = 0.25 + np.sin(angle) / curvature
+        z = self.points[:, 2] + (1 - np.cos(angle)) / curvature
+        return np.stack([x + 0.01 * time, self.points[:, 1], z], axis=1)
+
+
+class TrueMatcher:
+    """Stands in for the network: knows which surface point each live point is, and is wrong for one match in eight.
+
+    A cloud is recognised by its number of points at a time that the test sets.
+    """
+
+    def __init__(self, film: Film, wrong: float = 0.125) -> None:
+        self.film, self.time, self.wrong = film, 0.0, wrong
+        self._rng = np.random.default_rng(0)
+        self.silent = False
+
+    def encode(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The coarse points of a cloud (n, 3), and the number of the surface point that each is."""
+        distance, index = cKDTree(self.film.shape(self.time)).query(points)
+        _, first = np.unique(np.floor(points / 0.03), axis=0, return_index=True)
+        first = first[distance[first] < 0.01]
+        return points[first], index[first]
+
+    def match_many(self, source, targets) -> list[Matches]:
+        """True matches within 1 cm of surface, with outliers."""
+        return [self._match(source, target) for target in targets]
+
+    def _match(self, source, target) -> Matches:
+        rest = self.film.points
+        distance, index = cKDTree(rest[target[1]]).query(rest[source[1]])
+        kept = np.flatnonzero((distance < 0.02) & (not self.silent))
+        index = index[kept]
+        wrong = self._rng.random(len(kept)) < self.wrong
+        index[wrong] = self._rng.integers(0, len(target[0]), wrong.sum())
+        return Matches(source[0][kept], target[0][index], np.full(len(kept), 0.8))
+
+
+def track_film(
+    film: Film, frames: int, seen=lambda time: slice(None)
+) -> tuple[list[DeformableTrack], DeformableTracker]:
+    matcher = TrueMatcher(film)
+    tracker = DeformableTracker(matcher)
+    tracks = []
+    for time in range(frames):
+        matcher.time = float(time)
+        tracks.append(tracker.process(film.shape(time)[seen(time)], stamp=0.1 * time))
+    return tracks, tracker
+
+
+def error(track: DeformableTrack, film: Film, time: float) -> float:
+    """Mean distance in metres of the warped first cloud from the truth."""
+    assert track.warp is not None
+    moved, covered = track.warp.apply(film.points)
+    assert covered.mean() > 0.95
+    return float(np.linalg.norm(moved - film.shape(time), axis=1)[covered].mean())
+
+
+def test_a_rolling_sheet_is_followed_and_its_model_stays_the_size_it_is() -> None:
+    film = Film(plane(0.5, 0.3))
+    tracks, tracker = track_film(film, frames=12)
+    assert all(track.state is TrackingState.OK for track in tracks)
+    assert max(error(track, film, time) for time, track in enumerate(tracks)) < 0.006
+    assert len(tracker.model.points) < 1.1 * len(tracks[0].model_points)
+    assert sum(track.new_keyframe for track in tracks[1:]) >= 1
+    assert tracks[-1].inliers.sum() > 30 and set(tracks[-1].seconds) == {"encode", "match", "warp", "fuse"}
+
+
+def test_surface_that_comes_into_view_is_added_in_the_rest_shape() -> None:
+    film = Film(plane(0.5, 0.3))
+    tracks, tracker = track_film(film, 8, seen=lambda time: film.points[:, 0] < 0.25 + 0.03 * time)
+    assert all(track.state is TrackingState.OK for track in tracks)
+    assert len(tracker.model.points) > 1.5 * len(tracks[0].model_points)
+    assert sum(track.change.nodes for track in tracks) > 20
+    distance, _ = cKDTree(film.points).query(tracker.model.points)  # frame 0 is the rest shape, nearly flat
+    assert np.quantile(distance, 0.95) < 0.012
+
+
+def test_a_cloud_without_matches_is_refused_and_the_next_good_one_is_recognised() -> None:
+    film = Film(plane(0.5, 0.3))
+    matcher = TrueMatcher(film)
+    tracker = DeformableTracker(matcher)
+    tracker.process(film.shape(0), 0.0)
+    matcher.time, matcher.silent = 1.0, True
+    lost = tracker.process(film.shape(1), 0.1)
+    assert lost.state is TrackingState.LOST and lost.warp is None and "match" in lost.reason
+    matcher.time, matcher.silent = 2.0, False
+    found = tracker.process(film.shape(2), 0.2)
+    assert found.state is TrackingState.RELOCALISED and error(found, film, 2) < 0.006
+
+
+def test_after_too_many_rejections_the_model_begins_anew() -> None:
+    film = Film(plane(0.5, 0.3))
+    matcher = TrueMatcher(film)
+    tracker = DeformableTracker(matcher, DeformableSettings(most_rejections=2))
+    tracker.process(film.shape(0), 0.0)
+    matcher.silent = True
+    states = [tracker.process(film.shape(0), 0.1 * k) for k in range(1, 4)]
+    assert [track.reset for track in states] == [False, False, True]
+    assert states[-1].state is TrackingState.OK and states[-1].model_stamp == pytest.approx(0.3)
+
+
+def test_an_empty_or_misshapen_cloud_is_said_to_be_so() -> None:
+    tracker = DeformableTracker(TrueMatcher(Film(plane(0.5, 0.3))))
+    assert tracker.process(np.full((4, 5, 3), np.nan), 0.0).state is TrackingState.INITIALISING
+    with pytest.raises(InputError):
+        tracker.process(np.zeros((5, 2)), 0.0)
+    with pytest.raises(InputError):
+        DeformableSettings(keyframes=0)
+
+
+def test_points_that_the_sensor_looks_through_go_after_a_few_clouds() -> None:
+    wall = plane(0.6, 0.4) + np.array([-0.3, -0.2, 0.5])
+    stray = plane(0.12, 0.12) + np.array([0.0, 0.0, 0.35])
+    model = CanonicalModel(np.concatenate([wall, stray]), ModelSettings(doubts=3))
+    assert (model.points[:, 2] < 1.4).sum() > 100
+    removed = [model.update(model.warp, wall).removed for _ in range(3)]
+    assert removed[:2] == [0, 0] and removed[2] > 100
+    assert not (model.points[:, 2] < 1.4).any()
+
+
+def test_cut_edges_stay_cut_when_the_graph_grows() -> None:
+    points, _ = two_limbs(gap=0.012)  # near enough to be joined
+    model = CanonicalModel(points, ModelSettings())
+    side = model.graph.nodes[:, 2] > 1.006
+    across = side[model.graph.edges[:, 0]] != side[model.graph.edges[:, 1]]
+    assert across.any()
+    cut = model.graph.without_edges(across)
+    warp = Warp(cut, model.warp.rotations, model.warp.translations, cut_edges=int(across.sum()))
+    wider = np.concatenate([points, plane(0.03, 0.15) + np.array([0.4, 0.0, 0.0])])
+    change = model.update(warp, wider)
+    assert change.nodes > 0
+    old = len(cut.nodes)
+    again = model.graph.edges[(model.graph.edges < old).all(axis=1)]
+    assert (side[again[:, 0]] == side[again[:, 1]]).all()
+    assert len(np.unique(clusters(cut.edges, old))) >= 2
+
+
+def test_an_imprint_finds_live_points_in_the_rest_shape() -> None:
+    points = plane(0.4, 0.3)
+    model = CanonicalModel(points, ModelSettings())
+    shift = np.tile([0.3, 0.0, 0.2], (len(model.graph.nodes), 1))
+    model.warp = Warp(model.graph, model.warp.rotations, shift)
+    rest, near = imprint(model).to_rest(np.array([[0.5, 0.1, 1.21], [3.0, 0.0, 0.0]]), reach=0.05)
+    assert near.tolist() == [True, False]
+    np.testing.assert_allclose(rest[0], [0.2, 0.1, 1.01], atol=1e-9)

@@ -1,6 +1,8 @@
 """The warp: what it moves, what it leaves, and that nothing is lost on the way through arrays and files."""
 
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -168,3 +170,19 @@ def test_graph_settings_reach_the_warp() -> None:
     graph = build_graph(plane(0.2, 0.2), GraphSettings(coverage=0.03, skinning=6))
     again = Warp.from_arrays(Warp.rest(graph, Status.OK).to_arrays()).graph
     assert again.coverage == 0.03 and again.skinning == 6
+
+
+def test_the_listing_for_consumers_in_the_documentation_is_right() -> None:
+    page = (Path(__file__).resolve().parent.parent / "docs" / "warp.md").read_text()
+    listing = next(part for part in page.split("```python\n")[1:] if "def apply(message" in part).split("```")[0]
+    names: dict = {}
+    exec(listing, names)  # noqa: S102 - the page's own code is what is tested
+    points = plane(0.3, 0.2)[::7]
+    warp = bent_warp(plane(0.3, 0.2))
+    message = SimpleNamespace(**{key: value.reshape(-1) for key, value in warp.to_arrays().items()})
+    message.gamma, message.neighbours = float(message.gamma[0]), int(message.neighbours[0])
+    far = np.array([[3.0, 3.0, 3.0]])
+    moved = names["apply"](message, np.concatenate([points, far]))
+    assert np.isnan(moved[-1]).all()
+    difference = np.linalg.norm(moved[:-1] - warp(points), axis=1)
+    assert difference.max() < 0.002 and np.median(difference) < 1e-4

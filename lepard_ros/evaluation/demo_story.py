@@ -102,7 +102,7 @@ def make_story(seed: int, frames: int) -> Story:
     video = room_sequence(seed, 2 * frames, 2 * RATE)
     walk = np.arange(0, 2 * frames, 2)
     # The frames between those of the walk, so that no image is seen twice.
-    middle = 2 * (frames // 2) + 1
+    middle = min(2 * (frames // 2), 2 * (frames - FOUND_FRAMES)) + 1
     found = np.arange(middle, middle + 2 * FOUND_FRAMES, 2)
     order = np.concatenate([walk, np.full(COVERED_FRAMES, walk[-1]), found])
     covered = np.zeros(len(order), bool)

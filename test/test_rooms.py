@@ -99,7 +99,7 @@ def test_overlap_agrees_with_brute_force(shard: Shard) -> None:
         source, target = shard.pairs[pair]
         motion = shard.transform(source, target)
         moved = shard.cloud(source) @ motion[:3, :3].T + motion[:3, 3]
-        picked = np.random.default_rng(0).permutation(len(moved))[:500]
+        picked = np.random.default_rng(0).permutation(len(moved))[:300]
         assert brute_force_overlap(moved[picked], shard.cloud(target)) == pytest.approx(
             shard.overlap[pair, 0], abs=0.07
         )
@@ -330,6 +330,16 @@ def test_broken_files_are_refused(shard: Shard, tmp_path_factory: pytest.TempPat
         load_room(path)
 
 
+def test_arrays_that_do_not_belong_together_are_refused(shard: Shard, tmp_path: Path) -> None:
+    path = tmp_path / "room.npz"
+    save_room(path, replace(shard, pairs=shard.pairs + 100))
+    with pytest.raises(InputError, match="a cloud that is not there"):
+        load_room(path)
+    save_room(path, replace(shard, kind=shard.kind[1:]))
+    with pytest.raises(InputError, match="differ in length"):
+        load_room(path)
+
+
 def test_command_skips_what_is_there(tmp_path: Path, shard: Shard) -> None:
     save_room(room_path(tmp_path, 0), shard)
     before = room_path(tmp_path, 0).stat().st_mtime_ns
@@ -371,7 +381,7 @@ def test_lone_view_gives_exact_pairs(shard: Shard) -> None:
     for pair, (source, target) in enumerate(views.pairs[:3]):
         motion = views.transform(source, target)
         moved = views.cloud(source) @ motion[:3, :3].T + motion[:3, 3]
-        picked = np.random.default_rng(0).permutation(len(moved))[:500]
+        picked = np.random.default_rng(0).permutation(len(moved))[:300]
         assert brute_force_overlap(moved[picked], views.cloud(target)) == pytest.approx(
             views.overlap[pair, 0], abs=0.07
         )

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -179,6 +180,18 @@ def load_room(path: Path | str) -> Shard:
     """Read a shard."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            return Shard(**{name: arrays[name] for name in FIELDS})
-    except (OSError, ValueError, KeyError, EOFError) as error:
+            shard = Shard(**{name: arrays[name] for name in FIELDS})
+        _check(shard)
+    except (OSError, ValueError, KeyError, EOFError, RuntimeError, BadZipFile) as error:  # what a damaged zip may raise
         raise InputError(f"{path} is not a room made by `lepard synthesise rooms` ({error}); make it again.") from error
+    return shard
+
+
+def _check(shard: Shard) -> None:
+    """Arrays that do not belong together raise ValueError."""
+    clouds = len(shard.pose)
+    whole = shard.offset.shape == (clouds + 1,) and shard.offset[-1] == len(shard.points)
+    if not whole or shard.kind.shape != (clouds,) or shard.overlap.shape != shard.pairs.shape:
+        raise ValueError("its arrays differ in length")
+    if len(shard.pairs) and not 0 <= shard.pairs.min() <= shard.pairs.max() < clouds:
+        raise ValueError("a pair names a cloud that is not there")

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from tqdm import tqdm
 
@@ -71,20 +71,13 @@ def prepare_folder(output: Path) -> Path:
 
 def play_into_node(story: Story, bag: Path, weights: str, fallback: str, log: Path) -> DemoRun:
     """Start the node and the player, each in its process, and record what the node publishes."""
-    from lepard_ros.ros.parameters import share_directory
-
-    os.environ["ROS_DOMAIN_ID"] = os.environ.get("ROS_DOMAIN_ID", DOMAIN)
-    os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
-    os.environ["FASTDDS_DEFAULT_PROFILES_FILE"] = str(share_directory() / "config" / "fastdds.xml")
+    prepare_surroundings()
     from lepard_ros.evaluation.demo_recorder import Recorder
 
     recorder = Recorder()
-    parameters = {"weights": weights, "fallback": fallback, "map_period": "1.0", "min_range": "0.3"}
-    given = [part for name, value in parameters.items() for part in ("-p", f"{name}:={value}")]
     print("Starting the node ...", flush=True)
     with log.open("w") as file:
-        command = [sys.executable, "-m", "lepard_ros.ros.main", "--ros-args", *given]
-        node = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+        node = node_process({"weights": weights, "fallback": fallback}, file)
         try:
             wait_for_node(recorder, node, log)
             used = cpu_seconds(node.pid)
@@ -95,6 +88,29 @@ def play_into_node(story: Story, bag: Path, weights: str, fallback: str, log: Pa
             code = node.wait(60)
             recorder.close()
     return DemoRun(story, recorder.recorded, CAMERA_FRAME, seconds, used, code, weights)
+
+
+def prepare_surroundings() -> None:
+    """A ROS domain of our own, and shared memory that holds a cloud, for this process and its children."""
+    from lepard_ros.ros.parameters import share_directory
+
+    os.environ["ROS_DOMAIN_ID"] = os.environ.get("ROS_DOMAIN_ID", DOMAIN)
+    os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
+    os.environ["FASTDDS_DEFAULT_PROFILES_FILE"] = str(share_directory() / "config" / "fastdds.xml")
+
+
+def node_process(parameters: dict[str, str], log: TextIO) -> "subprocess.Popen[bytes]":
+    """The node in its own process."""
+    parameters = {"map_period": "1.0", "min_range": "0.3", **parameters}
+    given = [part for name, value in parameters.items() for part in ("-p", f"{name}:={value}")]
+    command = [sys.executable, "-m", "lepard_ros.ros.main", "--ros-args", *given]
+    return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+
+
+def player_process(bag: Path, loop_seconds: float = 0.0) -> "subprocess.Popen[bytes]":
+    """The sensor in its own process; loop_seconds: play the bag again and again for so long, at the sensor's rate."""
+    command = [sys.executable, "-m", "lepard_ros.evaluation.demo_player", str(bag)]
+    return subprocess.Popen([*command, "--loop", str(loop_seconds)] if loop_seconds else command)
 
 
 def wait_for_node(recorder: "Recorder", node: "subprocess.Popen[bytes]", log: Path) -> None:
@@ -112,7 +128,7 @@ def wait_for_node(recorder: "Recorder", node: "subprocess.Popen[bytes]", log: Pa
 def play(recorder: "Recorder", bag: Path, count: int) -> float:
     """Play the bag from a second process and listen; the seconds it took."""
     started = time.monotonic()
-    player = subprocess.Popen([sys.executable, "-m", "lepard_ros.evaluation.demo_player", str(bag)])
+    player = player_process(bag)
     with tqdm(total=count, desc="clouds through the node", unit="cloud") as bar:
 
         def going_on() -> bool:

@@ -6,6 +6,7 @@ every cloud too, only later.
 """
 
 import argparse
+import itertools
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from lepard_ros.ros.conversion import cloud_message, stamp_to_ns
 
 DISCOVERY_SECONDS = 60.0
 STATUS_SECONDS = 60.0
+LOOP_RATE = 10.0  # clouds a second
 
 
 class Player(Node):
@@ -51,6 +53,23 @@ class Player(Node):
                 number += 1
         return number
 
+    def loop(self, bag_path: Path, seconds: float) -> int:
+        """Play there and back again at LOOP_RATE, stamped with the present time, whether the node follows or not."""
+        self._wait(lambda: self._publisher.get_subscription_count() > 0, DISCOVERY_SECONDS, "the node does not listen")
+        with open_bag(bag_path) as bag:
+            frames = list(bag.frames(bag.cloud_topic()))
+        deadline, number = time.monotonic() + seconds, 0
+        for frame in itertools.cycle([*frames, *frames[-2:0:-1]]):
+            if time.monotonic() > deadline:
+                return number
+            due = time.monotonic() + 1.0 / LOOP_RATE
+            stamp_ns = int(self.get_clock().now().nanoseconds)
+            self._publisher.publish(cloud_message(frame.points, stamp_ns, frame.frame_id))
+            number += 1
+            rclpy.spin_once(self, timeout_sec=0.0)
+            time.sleep(max(0.0, due - time.monotonic()))
+        return number
+
     def _has_answered(self, stamp_ns: int) -> bool:
         return self._answered >= stamp_ns
 
@@ -69,11 +88,15 @@ def main() -> int:
     """Play the bag named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bag", type=Path, help="the bag to play")
+    parser.add_argument("--loop", type=float, default=0.0, help="play for so many seconds, at the sensor's rate")
     args = parser.parse_args()
     rclpy.init()
     player = Player()
     try:
-        player.play(args.bag)
+        if args.loop:
+            player.loop(args.bag, args.loop)
+        else:
+            player.play(args.bag)
     except InputError as error:
         print(error, file=sys.stderr)
         return 2

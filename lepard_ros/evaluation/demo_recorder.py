@@ -79,6 +79,7 @@ class Recorder:
                 loop_closed=status.loop_closed,
                 seconds=dict(zip(status.stage_names, status.stage_seconds, strict=True)),
                 dropped=status.frames_dropped,
+                latency=status.latency,
             )
         )
 

@@ -38,7 +38,7 @@ class Story:
 
 @dataclass(frozen=True)
 class FrameNote:
-    """What the node said about one cloud. seconds: by stage."""
+    """What the node said about one cloud. seconds: by stage; latency: from stamp to status, if stamped when sent."""
 
     stamp_ns: int
     state: str
@@ -51,6 +51,7 @@ class FrameNote:
     loop_closed: bool
     seconds: dict[str, float]
     dropped: int
+    latency: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,23 @@ from lepard_ros.registration.kabsch import invert, move
 from lepard_ros.registration.types import Surface
 from lepard_ros.tracking.keyframes import Keyframe, KeyframeBuffer, predicted_overlap, view_distances
 from lepard_ros.tracking.path import SensorPath
+from lepard_ros.tracking.views import View, see
 
 
-def tiny_cloud(points: int = 10) -> FpfhCloud:
-    return FpfhCloud(Surface(np.zeros((points, 3)), np.zeros((points, 3)), 0.05))
+def tiny_view(points: int = 10) -> View:
+    surface = Surface(np.zeros((points, 3)), np.zeros((points, 3)), 0.05)
+    return View(FpfhCloud(surface), surface)
+
+
+def seen_from(pose: np.ndarray) -> View:
+    return see(depth_to_points(render(pose, None), CAMERA).reshape(-1, 3), FpfhMatcher(), 0.05)
 
 
 def filled(poses: list[np.ndarray], max_count: int, max_bytes: float = 1e9) -> tuple[KeyframeBuffer, list[int]]:
     """A buffer that saw all poses in turn, and the ids that had to go."""
     buffer, gone = KeyframeBuffer(max_count, max_bytes), []
     for number, pose in enumerate(poses):
-        buffer.add(Keyframe(number, float(number), pose, tiny_cloud()))
+        buffer.add(Keyframe(number, float(number), pose, tiny_view()))
         while (victim := buffer.evictable()) is not None:
             buffer.remove(victim.id)
             gone.append(victim.id)
@@ -29,8 +35,8 @@ def filled(poses: list[np.ndarray], max_count: int, max_bytes: float = 1e9) -> t
 def test_the_buffer_is_bounded_by_count_and_by_bytes() -> None:
     poses = [look(0.1 * i, 0, 0) for i in range(30)]
     assert len(filled(poses, 7)[0]) == 7
-    by_bytes, _ = filled(poses, 1000, max_bytes=5 * tiny_cloud().nbytes)
-    assert len(by_bytes) == 5 and by_bytes.nbytes <= 5 * tiny_cloud().nbytes
+    by_bytes, _ = filled(poses, 1000, max_bytes=5 * tiny_view().nbytes)
+    assert len(by_bytes) == 5 and by_bytes.nbytes <= 5 * tiny_view().nbytes
 
 
 def test_one_keyframe_is_kept_even_if_it_is_too_large() -> None:
@@ -54,8 +60,8 @@ def test_ids_are_never_used_twice_while_the_newest_is_kept() -> None:
 
 
 def test_predicted_overlap_agrees_with_brute_force() -> None:
-    matcher, poses = FpfhMatcher(), sweep(6)
-    clouds = [matcher.encode(depth_to_points(render(pose), CAMERA)) for pose in poses[::5]]
+    poses = sweep(6)
+    clouds = [seen_from(pose) for pose in poses[::5]]
     frame = Keyframe(0, 0.0, poses[0], clouds[0])
     probes = move(poses[5], clouds[1].surface.points)
     local = move(invert(poses[0]), probes)
@@ -64,13 +70,12 @@ def test_predicted_overlap_agrees_with_brute_force() -> None:
 
 
 def test_keyframes_come_by_overlap() -> None:
-    matcher = FpfhMatcher()
     buffer = KeyframeBuffer(10, 1e9)
     yaws = [0.0, 30.0, 170.0]
     for number, yaw in enumerate(yaws):
         pose = look(0, 0, yaw)
-        buffer.add(Keyframe(number, 0.0, pose, matcher.encode(depth_to_points(render(pose), CAMERA))))
-    seen = matcher.encode(depth_to_points(render(look(0, 0, 27.0)), CAMERA))
+        buffer.add(Keyframe(number, 0.0, pose, seen_from(pose)))
+    seen = seen_from(look(0, 0, 27.0))
     rated = buffer.by_overlap(seen.surface, look(0, 0, 27.0))
     assert [frame.id for _, frame in rated][:2] == [1, 0]
     assert rated[0][0] > 0.85 and rated[0][0] > rated[1][0]
@@ -78,7 +83,7 @@ def test_keyframes_come_by_overlap() -> None:
 
 def test_the_path_follows_its_keyframes_and_survives_their_eviction() -> None:
     buffer = KeyframeBuffer(10, 1e9)
-    first, second = (Keyframe(i, 0.0, look(float(i), 0, 20.0 * i), tiny_cloud()) for i in range(2))
+    first, second = (Keyframe(i, 0.0, look(float(i), 0, 20.0 * i), tiny_view()) for i in range(2))
     buffer.add(first)
     buffer.add(second)
     path = SensorPath(100)

@@ -28,8 +28,8 @@ class FpfhCloud:
         return int(self.surface.points.nbytes + self.surface.normals.nbytes)
 
     def to_arrays(self) -> dict[str, FloatArray]:
-        """What a saved map keeps; the features are computed again from it."""
-        return {"surface_points": self.surface.points, "viewpoint": self.surface.viewpoint}
+        """What a saved map keeps: nothing, since the features are quickly computed again from the surface."""
+        return {}
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from lepard_ros.tracking.pose_graph import Edge, PoseGraph
 from lepard_ros.tracking.poses import motion_between, orthonormal
 from lepard_ros.tracking.prior import NO_MATCHES, align_from_guesses
 from lepard_ros.tracking.track import TrackerSettings
+from lepard_ros.tracking.views import View
 
 if TYPE_CHECKING:
-    from lepard_ros.matcher import EncodedCloud, Matcher
+    from lepard_ros.matcher import Matcher
 
 LEAST_SHARED = 0.25  # predicted overlap from which two keyframes are worth an edge
 # How far a loop may contradict the map so far: the drift that a tracker can have gathered.
@@ -32,17 +33,18 @@ class KeyframeMap:
     def __init__(self, matcher: "Matcher", settings: TrackerSettings, rigid: RigidSettings) -> None:
         """An empty map."""
         self._matcher, self._settings, self._rigid = matcher, settings, rigid
+        self.spacing = settings.surface_spacing
         self.keyframes = KeyframeBuffer(settings.max_keyframes, settings.max_megabytes * 1e6)
         self.graph = PoseGraph()
         self.path = SensorPath(settings.max_path)
 
-    def begin(self, cloud: "EncodedCloud", stamp: float) -> Keyframe:
+    def begin(self, view: View, stamp: float) -> Keyframe:
         """Start a map: its origin is where this cloud was seen."""
-        return self._add(cloud, stamp, np.eye(4), np.zeros((6, 6)))
+        return self._add(view, stamp, np.eye(4), np.zeros((6, 6)))
 
     def insert(
         self,
-        cloud: "EncodedCloud",
+        view: View,
         stamp: float,
         seen_from: Keyframe,
         registration: Registration,
@@ -51,7 +53,7 @@ class KeyframeMap:
         """Add a keyframe that was registered to another one; says whether a loop was closed with it."""
         if registration.transform is None or registration.covariance is None:
             raise ValueError("a keyframe needs an accepted registration")
-        frame = self._add(cloud, stamp, orthonormal(seen_from.pose @ registration.transform), covariance)
+        frame = self._add(view, stamp, orthonormal(seen_from.pose @ registration.transform), covariance)
         self.graph.add(Edge(frame.id, seen_from.id, registration.transform, registration.covariance))
         edges = self._neighbour_edges(frame, seen_from)
         for edge in edges:
@@ -69,8 +71,8 @@ class KeyframeMap:
         (grid,) = grid_subsample(torch.from_numpy(np.concatenate(clouds)), spacing)
         return grid.numpy()
 
-    def _add(self, cloud: "EncodedCloud", stamp: float, pose: FloatArray, covariance: FloatArray) -> Keyframe:
-        frame = Keyframe(self.keyframes.next_id, stamp, pose, cloud, covariance)
+    def _add(self, view: View, stamp: float, pose: FloatArray, covariance: FloatArray) -> Keyframe:
+        frame = Keyframe(self.keyframes.next_id, stamp, pose, view, covariance)
         self.keyframes.add(frame)
         return frame
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from lepard_ros.registration.icp import sample
 from lepard_ros.registration.kabsch import invert, move, rotation_angle
 from lepard_ros.registration.types import FloatArray, Surface
+from lepard_ros.tracking.views import View
 
 if TYPE_CHECKING:
     from lepard_ros.matcher import EncodedCloud
@@ -25,13 +26,18 @@ class Keyframe:
     id: int
     stamp: float
     pose: FloatArray
-    cloud: "EncodedCloud"
+    view: View
     covariance: FloatArray = field(default_factory=lambda: np.zeros((6, 6)))
 
     @property
+    def cloud(self) -> "EncodedCloud":
+        """The features."""
+        return self.view.cloud
+
+    @property
     def surface(self) -> Surface:
-        """The cloud as a surface, in its sensor's frame."""
-        return self.cloud.surface
+        """The surface, in its sensor's frame."""
+        return self.view.surface
 
 
 class KeyframeBuffer:
@@ -61,7 +67,7 @@ class KeyframeBuffer:
     @property
     def nbytes(self) -> int:
         """Bytes of all encoded clouds."""
-        return sum(frame.cloud.nbytes for frame in self)
+        return sum(frame.view.nbytes for frame in self)
 
     @property
     def next_id(self) -> int:

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lepard_ros.errors import InputError
-from lepard_ros.registration.types import FloatArray
+from lepard_ros.registration.types import FloatArray, Surface
 from lepard_ros.tracking.keyframe_map import KeyframeMap
 from lepard_ros.tracking.keyframes import Keyframe
 from lepard_ros.tracking.pose_graph import Edge
+from lepard_ros.tracking.views import View, see
 
 if TYPE_CHECKING:
     from lepard_ros.matcher import EncodedCloud, Matcher
@@ -89,7 +90,7 @@ def _write(keyframe_map: KeyframeMap, directory: Path, weights_id: str) -> None:
 
 def _write_keyframe(frame: Keyframe, directory: Path) -> dict[str, Any]:
     buffer = io.BytesIO()
-    arrays: dict[str, Any] = frame.cloud.to_arrays()
+    arrays: dict[str, Any] = {**frame.cloud.to_arrays(), **_surface_to_arrays(frame.surface)}
     np.savez(buffer, **arrays)
     name = f"keyframe_{frame.id:06d}.npz"
     _write_synced(directory / name, buffer.getvalue())
@@ -146,9 +147,9 @@ def _read_keyframe(entry: dict[str, Any], directory: Path, matcher: "Matcher", s
         raise InputError(f"{directory / name} is damaged (its checksum differs); save the map again.")
     with np.load(io.BytesIO(data), allow_pickle=False) as archive:
         arrays = {key: archive[key] for key in archive.files}
-    cloud = _cloud(arrays, matcher, same_weights)
+    view = View(_cloud(arrays, matcher, same_weights), _surface_from_arrays(arrays))
     pose, covariance = _finite(entry["pose"], (4, 4)), _finite(entry["covariance"], (6, 6))
-    return Keyframe(int(entry["id"]), float(entry["stamp"]), pose, cloud, covariance)
+    return Keyframe(int(entry["id"]), float(entry["stamp"]), pose, view, covariance)
 
 
 def _cloud(arrays: dict[str, Any], matcher: "Matcher", same_weights: bool) -> "EncodedCloud":
@@ -157,7 +158,20 @@ def _cloud(arrays: dict[str, Any], matcher: "Matcher", same_weights: bool) -> "E
         from lepard_ros.matcher import EncodedCloud
 
         return EncodedCloud.from_arrays(arrays, matcher.device)
-    return matcher.encode(arrays["surface_points"], arrays["viewpoint"])
+    return matcher.encode(arrays["aligned_points"])
+
+
+def _surface_to_arrays(surface: Surface) -> dict[str, Any]:
+    """The fine surface, under names that an encoded cloud does not use."""
+    arrays = {"aligned_points": surface.points, "aligned_normals": surface.normals}
+    return arrays | {"aligned_spacing": np.float64(surface.spacing), "aligned_viewpoint": surface.viewpoint}
+
+
+def _surface_from_arrays(arrays: dict[str, Any]) -> Surface:
+    members = arrays["aligned_points"], arrays["aligned_normals"]
+    if members[0].shape != members[1].shape or members[0].shape[1:] != (3,):
+        raise ValueError("a surface's points and normals do not fit together")
+    return Surface(*members, float(arrays["aligned_spacing"]), arrays["aligned_viewpoint"])
 
 
 def _finite(values: Any, shape: tuple[int, ...]) -> FloatArray:
@@ -178,7 +192,7 @@ def _read_plain(keyframe_map: KeyframeMap, points: FloatArray, matcher: "Matcher
     for number, (centre, block) in enumerate(_blocks(points)):
         pose = np.eye(4)
         pose[:3, 3] = centre
-        keyframe_map.keyframes.add(Keyframe(number, 0.0, pose, matcher.encode(block - centre)))
+        keyframe_map.keyframes.add(Keyframe(number, 0.0, pose, see(block - centre, matcher, keyframe_map.spacing)))
     if not len(keyframe_map.keyframes):
         raise InputError(f"{path} has too few points for a map ({len(points)}); give a denser or larger cloud.")
 

@@ -20,9 +20,10 @@ from lepard_ros.tracking.poses import compose_covariance, extrapolate, motion_be
 from lepard_ros.tracking.prior import NO_MATCHES, align_from_guesses
 from lepard_ros.tracking.sightings import Sighting, largest_group, preferred, same_place
 from lepard_ros.tracking.track import Track, TrackerSettings, TrackingState
+from lepard_ros.tracking.views import View, see
 
 if TYPE_CHECKING:
-    from lepard_ros.matcher import EncodedCloud, Matcher
+    from lepard_ros.matcher import Matcher
 
 # What a sensor may do between two clouds on top of its speed: the error of two poses.
 SLACK = 0.2  # metres
@@ -35,7 +36,7 @@ class _Pending(NamedTuple):
 
     stamp: float
     pose: FloatArray
-    cloud: "EncodedCloud"
+    view: View
 
 
 class RigidTracker:
@@ -56,22 +57,22 @@ class RigidTracker:
         points: (N, 3) metres in the sensor's frame, or organised (H, W, 3) with NaN. stamp: seconds.
         """
         clock = _Clock()
-        cloud, problem = self._encode(points)
+        view, problem = self._see(points)
         clock.stop("encode")
-        if cloud is None:
+        if view is None:
             return self._unknown(stamp, problem, [], clock)
         if not len(self.keyframes):
-            return self._begin(cloud, stamp, clock)
-        sightings = self._look_around(cloud, stamp)
+            return self._begin(view, stamp, clock)
+        sightings = self._look_around(view, stamp)
         clock.stop("track")
         believed = self._expected(sightings, stamp)
         if believed is None:
-            sightings = self._search(cloud, sightings)
-            believed = self._confirmed(cloud, sightings, stamp)
+            sightings = self._search(view, sightings)
+            believed = self._confirmed(view, sightings, stamp)
             clock.stop("search")
         if believed is None:
             return self._unknown(stamp, self._why(sightings), sightings, clock)
-        return self._known(cloud, stamp, believed, clock)
+        return self._known(view, stamp, believed, clock)
 
     def reset(self) -> None:
         """Forget everything; the next cloud starts a new map."""
@@ -109,7 +110,7 @@ class RigidTracker:
         fill_map(tracker._map, Path(directory), matcher)
         return tracker
 
-    def _encode(self, points: FloatArray) -> "tuple[EncodedCloud | None, str]":
+    def _see(self, points: FloatArray) -> tuple[View | None, str]:
         """The cloud ready for matching; or None and why not, since a sensor may well see nothing."""
         points = np.asarray(points)
         if points.ndim not in (2, 3) or points.shape[-1] != 3:
@@ -118,16 +119,16 @@ class RigidTracker:
         flat = flat[np.isfinite(flat).all(axis=1)]
         if len(flat) < self._rigid.least_points:
             return None, f"the cloud has only {len(flat)} points"
-        cloud = self.matcher.encode(flat)
-        if len(cloud.surface.points) < self._rigid.least_points:
-            return None, f"the cloud covers only {len(cloud.surface.points)} cells of the grid"
-        return cloud, ""
+        view = see(flat, self.matcher, self.settings.surface_spacing)
+        if len(view.cloud.surface.points) < self._rigid.least_points:
+            return None, f"the cloud covers only {len(view.cloud.surface.points)} cells of the grid"
+        return view, ""
 
-    def _begin(self, cloud: "EncodedCloud", stamp: float, clock: "_Clock") -> Track:
+    def _begin(self, view: View, stamp: float, clock: "_Clock") -> Track:
         """The first cloud of a new map."""
         if not self.settings.mapping:
             return self._unknown(stamp, "there is no map to localise in and mapping is off", [], clock)
-        frame = self._map.begin(cloud, stamp)
+        frame = self._map.begin(view, stamp)
         self._map.path.add(stamp, frame.id, np.eye(4))
         self._state, self._last_keyframe = TrackingState.OK, frame.id
         return Track(
@@ -143,15 +144,15 @@ class RigidTracker:
             seconds=clock.seconds,
         )
 
-    def _look_around(self, cloud: "EncodedCloud", stamp: float) -> list[Sighting]:
+    def _look_around(self, view: View, stamp: float) -> list[Sighting]:
         """Match the keyframes that should see most of the cloud if the sensor moved on as before."""
         guesses = self._guesses(stamp)
         if not guesses:
             return []
-        rated = self.keyframes.by_overlap(cloud.surface, guesses[0])
+        rated = self.keyframes.by_overlap(view.surface, guesses[0])
         rated.sort(key=lambda pair: -pair[0] - (STAY if pair[1].id == self._last_keyframe else 0.0))
         frames = [frame for _, frame in rated[: self.settings.candidates]]
-        return self._sight(cloud, frames or [self.keyframes.nearest(guesses[0])], guesses)
+        return self._sight(view, frames or [self.keyframes.nearest(guesses[0])], guesses)
 
     def _guesses(self, stamp: float) -> list[FloatArray]:
         """Poses that the motion so far suggests: gone on as before, or stood still. None after a while."""
@@ -164,29 +165,27 @@ class RigidTracker:
         share = min((stamp - last_stamp) / (last_stamp - earlier_stamp), 2.0)  # no sensor goes on for ever
         return [extrapolate(earlier, last, share), last]
 
-    def _sight(
-        self, cloud: "EncodedCloud", frames: Sequence[Keyframe], guesses: Sequence[FloatArray]
-    ) -> list[Sighting]:
+    def _sight(self, view: View, frames: Sequence[Keyframe], guesses: Sequence[FloatArray]) -> list[Sighting]:
         """What each keyframe says: the network's motions in one batch, and those from the guesses beside them."""
-        matched = self.matcher.register_many(cloud, [frame.cloud for frame in frames])
+        matched = self.matcher.register_many(view.cloud, [frame.cloud for frame in frames])
         for place, frame in enumerate(frames if guesses else []):
-            matched[place] = self._try_guesses(cloud, frame, matched[place], guesses)
+            matched[place] = self._try_guesses(view, frame, matched[place], guesses)
             if matched[place].ok:
                 break  # the keyframe that promised most; the others need not be tried
         if self.settings.fallback == "fpfh" and not any(motion.ok for motion in matched):
-            matched = [self._fall_back(cloud, *pair) for pair in zip(frames, matched, strict=True)]
+            matched = [self._fall_back(view, *pair) for pair in zip(frames, matched, strict=True)]
         return [Sighting(frame, motion) for frame, motion in zip(frames, matched, strict=True)]
 
     def _try_guesses(
-        self, cloud: "EncodedCloud", frame: Keyframe, matched: Registration, guesses: Sequence[FloatArray]
+        self, view: View, frame: Keyframe, matched: Registration, guesses: Sequence[FloatArray]
     ) -> Registration:
         motions = invert(frame.pose) @ np.array(guesses)
-        expected = align_from_guesses(cloud.surface, frame.surface, motions, matched.matches, self._rigid)
+        expected = align_from_guesses(view.surface, frame.surface, motions, matched.matches, self._rigid)
         return preferred(expected, matched)
 
-    def _fall_back(self, cloud: "EncodedCloud", frame: Keyframe, refused: Registration) -> Registration:
+    def _fall_back(self, view: View, frame: Keyframe, refused: Registration) -> Registration:
         """Classical features, where all of the network's motions were refused."""
-        second = register_fpfh(cloud.surface, frame.surface)
+        second = register_fpfh(view.surface, frame.surface)
         return second if second.ok else refused
 
     def _expected(self, sightings: list[Sighting], stamp: float) -> Sighting | None:
@@ -205,7 +204,7 @@ class RigidTracker:
         near = distance <= SLACK + self.settings.max_speed * seconds
         return near and turn <= SLACK_DEGREES + self.settings.max_turn * seconds
 
-    def _search(self, cloud: "EncodedCloud", tried: list[Sighting]) -> list[Sighting]:
+    def _search(self, view: View, tried: list[Sighting]) -> list[Sighting]:
         """Match keyframes batch by batch until two agree; a large map is searched over several clouds.
 
         What is searched is counted and not timed, so that a slow machine finds the same places as a fast one.
@@ -215,7 +214,7 @@ class RigidTracker:
         sightings = [sighting for sighting in tried if sighting.registration.ok]
         while self._searched < limit and len(largest_group(sightings)) < 2:
             batch = frames[self._searched : min(self._searched + self.settings.search_batch, limit)]
-            sightings += self._sight(cloud, batch, [])
+            sightings += self._sight(view, batch, [])
             self._searched += len(batch)
         self._searched %= len(frames)
         return sightings or tried
@@ -229,27 +228,27 @@ class RigidTracker:
         order = np.argsort(view_distances(self.keyframes.poses(), latest[0][1]), kind="stable")
         return [frames[index] for index in order]
 
-    def _confirmed(self, cloud: "EncodedCloud", sightings: list[Sighting], stamp: float) -> Sighting | None:
+    def _confirmed(self, view: View, sightings: list[Sighting], stamp: float) -> Sighting | None:
         """A place found by a search, once two keyframes or two clouds agree on it: one look may be a mistake."""
         group = largest_group(sightings)
         if not group:
             return None
         best, pose = group[0], group[0].pose
         views = {sighting.keyframe.id for sighting in group}
-        if pose is None or len(views) > 1 or any(self._second_look(cloud, pose, stamp, p) for p in self._pending):
+        if pose is None or len(views) > 1 or any(self._second_look(view, pose, stamp, p) for p in self._pending):
             return best
-        self._pending = [*self._pending[-2:], _Pending(stamp, pose, cloud)]
+        self._pending = [*self._pending[-2:], _Pending(stamp, pose, view)]
         return None
 
-    def _second_look(self, cloud: "EncodedCloud", pose: FloatArray, stamp: float, pending: _Pending) -> bool:
+    def _second_look(self, view: View, pose: FloatArray, stamp: float, pending: _Pending) -> bool:
         """Whether two clouds, each placed by the map alone, also lie on each other as the map says."""
         if not self._reachable(pending.stamp, pending.pose, stamp, pose):
             return False
         guess = invert(pending.pose) @ pose
-        direct = align_from_guesses(cloud.surface, pending.cloud.surface, guess[None], NO_MATCHES, self._rigid)
+        direct = align_from_guesses(view.surface, pending.view.surface, guess[None], NO_MATCHES, self._rigid)
         return direct.transform is not None and same_place(direct.transform, guess)
 
-    def _known(self, cloud: "EncodedCloud", stamp: float, believed: Sighting, clock: "_Clock") -> Track:
+    def _known(self, view: View, stamp: float, believed: Sighting, clock: "_Clock") -> Track:
         """Take a sighting for true: the state, the path, and perhaps a new keyframe."""
         frame, motion = believed.keyframe, believed.registration
         if motion.transform is None or motion.covariance is None:
@@ -271,7 +270,7 @@ class RigidTracker:
             keyframe_pose=frame.pose,
             seconds=clock.seconds,
         )
-        return self._grow(track, cloud, believed, clock) if self._worth_keeping(believed) and not was_lost else track
+        return self._grow(track, view, believed, clock) if self._worth_keeping(believed) and not was_lost else track
 
     def _worth_keeping(self, believed: Sighting) -> bool:
         """Whether a cloud shows enough that its keyframe does not, and is well enough placed to build on."""
@@ -282,10 +281,10 @@ class RigidTracker:
         moved = distance > settings.keyframe_distance or turn > settings.keyframe_degrees
         return moved or motion.overlap < settings.keyframe_overlap
 
-    def _grow(self, track: Track, cloud: "EncodedCloud", believed: Sighting, clock: "_Clock") -> Track:
+    def _grow(self, track: Track, view: View, believed: Sighting, clock: "_Clock") -> Track:
         """Make the cloud a keyframe; the map, and with it the pose, may be corrected by what it closes."""
         covariance = np.zeros((6, 6)) if track.covariance is None else track.covariance
-        frame, closed = self._map.insert(cloud, track.stamp, believed.keyframe, believed.registration, covariance)
+        frame, closed = self._map.insert(view, track.stamp, believed.keyframe, believed.registration, covariance)
         self._map.path.anchor_last(frame)
         self._last_keyframe = frame.id
         clock.stop("map")
@@ -309,7 +308,7 @@ class RigidTracker:
             stamp=stamp,
             state=self._state,
             reason=reason,
-            registration=replace(best.registration, transform=None, covariance=None),
+            registration=best.registration,
             keyframe_id=best.keyframe.id,
             keyframe_stamp=best.keyframe.stamp,
             keyframe_pose=best.keyframe.pose,

@@ -49,6 +49,7 @@ class TrackerSettings:
     keyframe_distance, keyframe_degrees, keyframe_overlap: beyond (below) one of them a cloud becomes a keyframe, if
     at least keyframe_least_overlap of it lies on the map. max_speed, max_turn: per second, what a sensor can do.
     prior_seconds: how long the last pose is a useful guess. loop_gap: keyframes in between that make a loop.
+    surface_spacing: grid on which clouds are aligned, unless the network's is finer.
     """
 
     mapping: bool = True
@@ -62,6 +63,7 @@ class TrackerSettings:
     keyframe_least_overlap: float = 0.3
     max_keyframes: int = 1000
     max_megabytes: float = 1024.0
+    surface_spacing: float = 0.03
     max_speed: float = 2.0
     max_turn: float = 180.0
     prior_seconds: float = 1.5
@@ -75,6 +77,6 @@ class TrackerSettings:
         if self.fallback not in ("none", "fpfh"):
             raise InputError(f"fallback is {self.fallback!r}; use none or fpfh.")
         counts = ("candidates", "search_batch", "search_keyframes", "max_keyframes", "max_path", "loop_gap")
-        for name in (*counts, "max_megabytes", "max_speed", "max_turn"):
+        for name in (*counts, "max_megabytes", "surface_spacing", "max_speed", "max_turn"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be more than 0.")

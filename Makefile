@@ -41,10 +41,10 @@ coverage:  ## all tests with the share of lines that they run
 	@$(MAKE) --no-print-directory test COVERAGE=1
 
 fuzz: setup  ## random input to decoders and readers; SECONDS=600 for longer
-	@$(RUN) tools/fuzz.py --seconds $(SECONDS)
+	@$(RUN) -m lepard_ros.evaluation.fuzz --seconds $(SECONDS)
 
 soak: setup  ## replay at sensor rate; SECONDS=1800 for the whole half hour
-	@$(RUN) tools/soak.py --seconds $(SECONDS)
+	@$(RUN) -m lepard_ros.evaluation.soak --seconds $(SECONDS)
 
 lock: $(VENV)/.installed  ## choose the newest versions again and write requirements.lock
 	@$(RUN) tools/lock.py

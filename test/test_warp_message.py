@@ -1,0 +1,70 @@
+"""The warp message: lossless there and back, and refused when its arrays contradict each other."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("rclpy", reason="ROS 2 is not installed here")
+
+from lepard_ros.msg import DeformationGraph as DeformationGraphMessage
+from rclpy.serialization import deserialize_message, serialize_message
+
+from lepard_ros.errors import InputError
+from lepard_ros.registration.graph import build_graph
+from lepard_ros.registration.types import Status
+from lepard_ros.registration.warp import Warp
+from lepard_ros.ros.conversion import header
+from lepard_ros.ros.warp_message import warp_from_message, warp_message
+
+
+def bent_sheet() -> tuple[np.ndarray, Warp]:
+    """Points of a sheet (N, 3), and a warp that bends it."""
+    side = np.linspace(0, 0.4, 60)
+    points = np.stack([*np.meshgrid(side, side), np.zeros((60, 60))], axis=-1).reshape(-1, 3)
+    graph = build_graph(points)
+    turn = np.zeros_like(graph.nodes)
+    turn[:, 0] = 2 * graph.nodes[:, 1]
+    shift = np.stack([0 * turn[:, 0], 0 * turn[:, 0], graph.nodes[:, 1] ** 2], axis=1)
+    return points, Warp(graph, turn, shift, support=np.linspace(0, 1, len(shift)))
+
+
+def test_a_warp_survives_the_wire_unchanged() -> None:
+    points, warp = bent_sheet()
+    message = warp_message(warp, header(1, "camera"), header(2, "camera"))
+    received = warp_from_message(deserialize_message(serialize_message(message), DeformationGraphMessage))
+    np.testing.assert_array_equal(received(points), warp(points))
+    np.testing.assert_array_equal(received.covers(points), warp.covers(points))
+    np.testing.assert_allclose(received.support, warp.support, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (Status.OK, DeformationGraphMessage.OK),
+        (Status.OUT_OF_TIME, DeformationGraphMessage.NOT_CONVERGED),
+        (Status.TOO_FEW_MATCHES, DeformationGraphMessage.REJECTED),
+    ],
+)
+def test_the_status_is_told(status: Status, code: int) -> None:
+    _, warp = bent_sheet()
+    message = warp_message(Warp.rest(warp.graph, status), header(1, "camera"), header(2, "camera"))
+    assert message.status == code
+    assert bool(message.status_text) == (status is not Status.OK)
+    assert warp_from_message(message).ok == (status is Status.OK)
+
+
+@pytest.mark.parametrize("fault", ["nodes", "rotations", "edges", "gamma", "status"])
+def test_contradictions_are_refused(fault: str) -> None:
+    _, warp = bent_sheet()
+    message = warp_message(warp, header(1, "camera"), header(2, "camera"))
+    if fault == "nodes":
+        message.nodes = message.nodes[:-1]
+    elif fault == "rotations":
+        message.rotations = message.rotations[:-3]
+    elif fault == "edges":
+        message.edges[0] = 10**6
+    elif fault == "gamma":
+        message.gamma = 0.0
+    else:
+        message.status = 99
+    with pytest.raises(InputError):
+        warp_from_message(message)

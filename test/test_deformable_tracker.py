@@ -31,7 +31,7 @@ class Film:
 class TrueMatcher:
     """Stands in for the network: knows which surface point each live point is, and is wrong for one match in eight.
 
-    A cloud is recognised by its number of points at a time that the test sets.
+    The time of the live cloud is set by the test.
     """
 
     def __init__(self, film: Film, wrong: float = 0.125) -> None:
@@ -47,24 +47,27 @@ class TrueMatcher:
         return points[first], index[first]
 
     def match_many(self, source, targets) -> list[Matches]:
-        """True matches within 1 cm of surface, with outliers."""
+        """Matches from the live cloud to past ones, 4 mm wrong in each coordinate, and some quite wrong."""
         return [self._match(source, target) for target in targets]
 
     def _match(self, source, target) -> Matches:
-        rest = self.film.points
-        distance, index = cKDTree(rest[target[1]]).query(rest[source[1]])
-        kept = np.flatnonzero((distance < 0.02) & (not self.silent))
-        index = index[kept]
+        rest, now = self.film.points, self.film.shape(self.time)
+        seen = cKDTree(rest[source[1]]).query(rest[target[1]])[0] < 0.03
+        kept = np.flatnonzero(seen & (not self.silent))
+        place = now[target[1][kept]] + self._rng.normal(0, 0.004, (len(kept), 3))
         wrong = self._rng.random(len(kept)) < self.wrong
-        index[wrong] = self._rng.integers(0, len(target[0]), wrong.sum())
-        return Matches(source[0][kept], target[0][index], np.full(len(kept), 0.8))
+        place[wrong] = self._rng.permutation(now)[: wrong.sum()]
+        return Matches(place, target[0][kept], np.full(len(kept), 0.8))
 
 
-def track_film(
-    film: Film, frames: int, seen=lambda time: slice(None)
-) -> tuple[list[DeformableTrack], DeformableTracker]:
+def everything(time: float) -> slice:
+    """All points are seen."""
+    return slice(None)
+
+
+def track_film(film: Film, frames: int, seen=everything) -> tuple[list[DeformableTrack], DeformableTracker]:
     matcher = TrueMatcher(film)
-    tracker = DeformableTracker(matcher)
+    tracker = DeformableTracker(matcher, DeformableSettings(keyframe_motion=0.04))
     tracks = []
     for time in range(frames):
         matcher.time = float(time)
@@ -84,7 +87,7 @@ def test_a_rolling_sheet_is_followed_and_its_model_stays_the_size_it_is() -> Non
     film = Film(plane(0.5, 0.3))
     tracks, tracker = track_film(film, frames=12)
     assert all(track.state is TrackingState.OK for track in tracks)
-    assert max(error(track, film, time) for time, track in enumerate(tracks)) < 0.006
+    assert max(error(track, film, time) for time, track in enumerate(tracks)) < 0.008
     assert len(tracker.model.points) < 1.1 * len(tracks[0].model_points)
     assert sum(track.new_keyframe for track in tracks[1:]) >= 1
     assert tracks[-1].inliers.sum() > 30 and set(tracks[-1].seconds) == {"encode", "match", "warp", "fuse"}
@@ -97,7 +100,7 @@ def test_surface_that_comes_into_view_is_added_in_the_rest_shape() -> None:
     assert len(tracker.model.points) > 1.5 * len(tracks[0].model_points)
     assert sum(track.change.nodes for track in tracks) > 20
     distance, _ = cKDTree(film.points).query(tracker.model.points)  # frame 0 is the rest shape, nearly flat
-    assert np.quantile(distance, 0.95) < 0.012
+    assert np.quantile(distance, 0.95) < 0.015
 
 
 def test_a_cloud_without_matches_is_refused_and_the_next_good_one_is_recognised() -> None:
@@ -110,7 +113,7 @@ def test_a_cloud_without_matches_is_refused_and_the_next_good_one_is_recognised(
     assert lost.state is TrackingState.LOST and lost.warp is None and "match" in lost.reason
     matcher.time, matcher.silent = 2.0, False
     found = tracker.process(film.shape(2), 0.2)
-    assert found.state is TrackingState.RELOCALISED and error(found, film, 2) < 0.006
+    assert found.state is TrackingState.RELOCALISED and error(found, film, 2) < 0.008
 
 
 def test_after_too_many_rejections_the_model_begins_anew() -> None:

@@ -31,7 +31,8 @@ class GraphSettings:
     edges: neighbours of a node that hold it as rigid as possible. skinning: nodes that carry one point.
     longest_side: triangles of an organised cloud with a longer side are no surface, nor are longer steps in any cloud.
     smallest_cluster: a connected part with fewer nodes is not warped. It is counted at the paper's coverage of 0.9 cm,
-    since the area is what matters: with wider coverage the same part has fewer nodes (`fewest_nodes`).
+    since the area is what matters: with wider coverage the same part has fewer nodes (`fewest_nodes`). A smaller part
+    within `longest_side` of a larger one joins it instead.
     """
 
     coverage: float = 0.02
@@ -136,6 +137,7 @@ def build_graph(
     is_node = _spread_nodes(surface, links, settings.coverage, kept)
     index = np.concatenate([kept, np.setdiff1d(np.flatnonzero(is_node), kept)]).astype(np.int64)
     edges = _edges(_node_distances(surface, links, index), settings.edges)
+    edges = _join_scraps(surface[index], edges, settings)
     active = in_large_cluster(edges, len(index), settings.fewest_nodes)
     return DeformationGraph(surface[index], edges, active, settings.coverage, settings.skinning)
 
@@ -295,6 +297,30 @@ def _edges(adjacency: sparse.csr_matrix, count: int) -> IntArray:
     tree = minimum_spanning_tree(adjacency).tocoo()
     spine = np.stack([tree.row, tree.col], axis=-1)
     return np.unique(np.sort(np.concatenate([nearest, spine]), axis=1).astype(np.int64), axis=0)
+
+
+def _join_scraps(nodes: FloatArray, edges: IntArray, settings: GraphSettings) -> IntArray:
+    """Edges with those added that join a part too small to warp to the nearest larger part, and to that one only.
+
+    In the pixel mesh such scraps hang on by triangles of up to `longest_side`; a radius graph loses them at every
+    thin spot of the cloud. Large parts are never joined to each other.
+    """
+    part = clusters(edges, len(nodes))
+    large = in_large_cluster(edges, len(nodes), settings.fewest_nodes)
+    small = np.flatnonzero(~large)
+    if not len(small) or not large.any():
+        return edges
+    reach = settings.longest_side + settings.coverage / 2  # nodes lie a little behind the rims of their parts
+    distance, nearest = cKDTree(nodes[large]).query(nodes[small], distance_upper_bound=reach)
+    found = np.isfinite(distance)
+    order = np.argsort(distance[found])
+    scrap, host = small[found][order], np.flatnonzero(large)[nearest[found]][order]
+    first = np.unique(part[scrap], return_index=True)
+    chosen = np.full(part.max() + 1, -1)
+    chosen[first[0]] = part[host[first[1]]]
+    same = chosen[part[scrap]] == part[host]
+    joined = np.sort(np.stack([scrap[same], host[same]], axis=1), axis=1)
+    return np.unique(np.concatenate([edges, joined]), axis=0)
 
 
 def _two_steps(lengths: sparse.csr_matrix) -> sparse.csr_matrix:

@@ -44,7 +44,7 @@ class NonrigidSettings:
     arap_weight: float = 0.1
     match_iterations: int = 20
     closest_iterations: int = 45
-    tolerance: float = 1e-3
+    tolerance: float = 3e-4
     match_scale: float = 0.04
     closest_reach: float = 0.04
     closest_degrees: float = 45.0

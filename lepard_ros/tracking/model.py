@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from scipy import sparse
 from scipy.spatial import cKDTree
 
 from lepard_ros.registration.free_space import FreeSpaceSettings, conflicts
-from lepard_ros.registration.graph import BoolArray, DeformationGraph, GraphSettings, IntArray, build_graph
-from lepard_ros.registration.nonrigid import surface_normals
-from lepard_ros.registration.types import FloatArray, Status, Surface
+from lepard_ros.registration.graph import BoolArray, DeformationGraph, GraphSettings, build_graph
+from lepard_ros.registration.nonrigid import local_motions, surface_normals
+from lepard_ros.registration.normal_equations import Motion
+from lepard_ros.registration.types import FloatArray, Matches, Status, Surface
 from lepard_ros.registration.warp import Warp
 
 
@@ -57,7 +59,7 @@ class CanonicalModel:
         self.points = thinned[graph.skin(thinned).covered]
         self._seen = np.ones(len(self.points))
         self._doubt = np.zeros(len(self.points), dtype=np.int64)
-        self._cut = np.zeros((0, 2), dtype=np.int64)
+        self._torn = False
         self.warp = Warp.rest(graph, Status.OK)
 
     @property
@@ -67,7 +69,7 @@ class CanonicalModel:
 
     def update(self, warp: Warp, live: FloatArray) -> Change:
         """Take over an accepted warp and what the live cloud (L, 3) adds, corrects and contradicts."""
-        self._remember_cuts(warp)
+        self._torn |= warp.cut_edges > 0
         self.warp = warp
         live = thin(live, self.settings.spacing)
         normals = surface_normals(live)
@@ -77,13 +79,6 @@ class CanonicalModel:
         removed = self._drop_contradicted(warped, covered, Surface(live, normals, self.settings.spacing), fused)
         nodes = self._extend_graph() if added else 0
         return Change(int(fused.sum()), added, removed, nodes)
-
-    def _remember_cuts(self, warp: Warp) -> None:
-        """Edges that the warp's graph has lost stay cut when the graph is built anew."""
-        if warp.cut_edges:
-            before, after = (_pair_keys(graph.edges) for graph in (self.graph, warp.graph))
-            lost = self.graph.edges[~np.isin(before, after)]
-            self._cut = np.concatenate([self._cut, lost])
 
     def _fuse(self, warped: FloatArray, covered: BoolArray, live: FloatArray, normals: FloatArray) -> BoolArray:
         """Correct the points that the live cloud sees, along its normals; (N,) which they are."""
@@ -97,19 +92,26 @@ class CanonicalModel:
         return seen
 
     def _grow(self, warped: FloatArray, covered: BoolArray, live: FloatArray) -> int:
-        """Add live points beside the model, carried back to the rest shape with their nearest model point."""
+        """Add live points beside the model, carried back to the rest shape."""
         room = self.settings.most_points - len(self.points)
         if room <= 0 or not covered.any():
             return 0
-        distance, index = cKDTree(warped[covered]).query(live)
+        distance = cKDTree(warped[covered]).query(live)[0]
         new = np.flatnonzero((distance > self.settings.fuse_reach) & (distance < self.settings.grow_reach))[:room]
-        beside = np.flatnonzero(covered)[index[new]]
-        offset = live[new] - warped[beside]
-        points = self.points[beside] + _turned_back(self.warp, self.points[beside], offset)
+        points = live[new] + self._way_back(live[new]).translation
         # Two poses of one place may both be "new" and fall together in the rest shape.
         points = points[cKDTree(self.points).query(points)[0] > 0.5 * self.settings.spacing]
         self._append(points)
         return len(points)
+
+    def _way_back(self, live: FloatArray) -> Motion:
+        """The motion to the rest shape at points beside the model: that of the nodes around.
+
+        The turn of a single node at the rim is too uncertain; its error would grow with every strip of new surface.
+        """
+        use = self.graph.active
+        pairs = Matches(self.warp.moved_nodes[use], self.graph.nodes[use], np.ones(int(use.sum())))
+        return local_motions(live, pairs, width=2 * self.settings.graph.coverage)
 
     def _append(self, points: FloatArray) -> None:
         self.points = np.concatenate([self.points, points])
@@ -136,17 +138,10 @@ class CanonicalModel:
             return 0
         on_surface = cKDTree(self.points).query(self.graph.nodes)[0] < self.settings.graph.coverage
         graph = build_graph(self.points, self.settings.graph, keep_nodes=self.graph.nodes[on_surface])
-        graph = self._without_cuts(graph, on_surface)
+        if self._torn:
+            graph = _keep_cuts(graph, self.graph, on_surface, self.settings.graph.fewest_nodes)
         self.warp = self.warp.onto(graph)
         return len(graph.nodes) - int(on_surface.sum())
-
-    def _without_cuts(self, graph: DeformationGraph, kept: BoolArray) -> DeformationGraph:
-        """Renumber the cut edges to the kept nodes and take them out of the new graph."""
-        number = np.where(kept, np.cumsum(kept) - 1, -1)
-        cut = number[self._cut]
-        self._cut = cut[(cut >= 0).all(axis=1)]
-        again = np.isin(_pair_keys(graph.edges), _pair_keys(self._cut))
-        return graph.without_edges(again, self.settings.graph.fewest_nodes)
 
 
 class Imprint(NamedTuple):
@@ -191,5 +186,19 @@ def _turned_back(warp: Warp, points: FloatArray, vectors: FloatArray) -> FloatAr
     return np.einsum("nji,nj->ni", axes, vectors)
 
 
-def _pair_keys(edges: IntArray) -> IntArray:
-    return edges[:, 0] * (1 << 32) + edges[:, 1]
+def _keep_cuts(grown: DeformationGraph, old: DeformationGraph, kept: BoolArray, fewest: int) -> DeformationGraph:
+    """The grown graph without edges between old nodes that were far apart on the old graph: what was cut stays cut.
+
+    kept: (n,) which old nodes are the first nodes of the grown graph.
+    """
+    count = int(kept.sum())
+    number = np.where(kept, np.cumsum(kept) - 1, -1)
+    edges = number[old.edges]
+    edges = edges[(edges >= 0).all(axis=1)]
+    links = sparse.coo_matrix((np.ones(len(edges)), (edges[:, 0], edges[:, 1])), shape=(count, count)).tocsr()
+    links = links + links.T
+    near = links + links @ links + links @ links @ links
+    between_old = (grown.edges < count).all(axis=1)
+    apart = np.zeros(len(grown.edges), dtype=bool)
+    apart[between_old] = np.asarray(near[tuple(grown.edges[between_old].T)]).ravel() == 0
+    return grown.without_edges(apart, fewest)

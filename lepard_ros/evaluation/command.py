@@ -11,7 +11,7 @@ from typing import Any
 
 from lepard_ros import __version__
 from lepard_ros.errors import InputError
-from lepard_ros.evaluation.methods import LEPARD, method_names
+from lepard_ros.evaluation.methods import method_names
 from lepard_ros.evaluation.pairs import Task, run_pairs
 from lepard_ros.evaluation.readers import RIGID_SETS
 from lepard_ros.evaluation.tables import CRITERIA, comparison_lines, format_table, rigid_rows, summarise_all
@@ -134,13 +134,11 @@ def log_path(json_file: Path | None) -> Path | None:
 
 def stamp(args: argparse.Namespace) -> dict[str, Any]:
     """What a reader needs to repeat the run."""
-    weights = [name for name in args.methods if name.startswith(LEPARD)]
     return {
         "version": __version__,
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         "data": args.data.name,
         "methods": args.methods,
-        "weights": weights,
         "jobs": args.jobs,
     }
 

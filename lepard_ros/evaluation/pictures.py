@@ -300,10 +300,12 @@ def timing_figure(summaries: Mapping[str, dict[str, Any]]) -> "Figure":
             colour = LINE_COLOURS[stages.index(stage) % len(LINE_COLOURS)] if stage else "#b0b0b0"
             axes.barh(row, seconds, left=start, color=colour, label=stage or None)
             start += seconds
-        axes.text(start, row, f" {summary['seconds']:.2f} s", va="center", fontsize=8)
+        axes.text(
+            start, row, f" {summary['seconds']:.2f} s (CPU {summary['cpu_seconds']:.2f} s)", va="center", fontsize=8
+        )
     axes.set_yticks(range(len(summaries)), list(summaries))
     axes.invert_yaxis()
-    axes.margins(x=0.12)
+    axes.margins(x=0.3)
     axes.set_xlabel("wall seconds per pair, one thread")
     _decorate(axes, legend=bool(stages))
     return figure

@@ -41,7 +41,8 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px solid var(--line); }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .85rem; }
 .wide { overflow-x: auto; } th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align: right; }
-th:first-child, td:first-child { text-align: left; white-space: nowrap; } tr.ours td { font-weight: 600; }
+td { white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; } tr.ours td { font-weight: 600; }
 img { max-width: 100%; background: #fff; border-radius: 4px; } figure { margin: 1rem 0; }
 figcaption { font-size: .85rem; opacity: .8; } code { font-size: .85em; }
 .pairs { display: grid; grid-template-columns: repeat(auto-fill, minmax(28rem, 1fr)); gap: 1rem; }
@@ -97,9 +98,12 @@ class Page:
 
 
 def _figure_html(figure: "Figure", caption: str) -> str:
-    """The figure as a PNG inside the page."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
+    """The figure as a PNG inside the page, with 128 colours: a quarter of the size, and the eye sees no difference."""
+    from PIL import Image
+
+    drawn, buffer = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png")
+    Image.open(drawn).convert("RGB").quantize(128).save(buffer, format="png", optimize=True)
     data = base64.b64encode(buffer.getvalue()).decode()
     text = html.escape(caption)
     return f'<figure><img alt="{text}" src="data:image/png;base64,{data}"><figcaption>{text}</figcaption></figure>'

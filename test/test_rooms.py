@@ -151,7 +151,7 @@ def test_rough_overlap_of_known_cells() -> None:
         [[[0.1, 0.1, 0.1], [1.1, 0.1, 0.1]], [[1.1, 0.1, 0.1], [2.1, 0.1, 0.1]], [[9.0, 0, 0], [9.0, 0, 0]]]
     )
     overlap = rough_overlap(points, np.ones((3, 2), bool))
-    np.testing.assert_allclose(overlap, [[1, 0.5, 0], [0.5, 1, 0], [0, 0, 1]])
+    np.testing.assert_allclose(overlap, np.array([[1, 0.5, 0], [0.5, 1, 0], [0, 0, 1]]))
 
 
 # ---------------------------------------------------------------- the sensor
@@ -213,6 +213,15 @@ def test_smooth_noise_has_unit_variance_and_neighbours_in_common() -> None:
     assert np.mean(noise[:, 1:] * noise[:, :-1]) == pytest.approx(4 / 6, abs=0.03)
 
 
+def test_ripples_have_unit_variance_and_are_shared_by_patches() -> None:
+    sensor = replace(perfect(160), step=0.003, ripple=1.0)
+    view = look(wall_scene(2.0), sensor.camera, np.eye(4))
+    off = (observe(np.random.default_rng(0), sensor, view, np.zeros(1)) - 2.0) / (0.003 * 2.0**2)
+    off[np.abs(off) > 10] = 0  # lost pixels
+    assert off.std() == pytest.approx(1, abs=0.2)
+    assert np.mean(off[:, 1:] * off[:, :-1]) > 0.6
+
+
 def test_edges_grazing_angles_and_dark_things_are_lost() -> None:
     sensor = replace(perfect(160), edge=0.03, grazing=0.3)
     rng = np.random.default_rng(0)
@@ -256,8 +265,7 @@ def test_fused_fragment_is_calmer_than_a_frame() -> None:
 
 
 @pytest.mark.parametrize(
-    "maker",
-    sorted({*furniture.AGAINST_WALL, *furniture.IN_THE_MIDDLE, *furniture.ON_SURFACES}, key=lambda m: m.__name__),
+    "maker", dict.fromkeys(furniture.AGAINST_WALL + furniture.IN_THE_MIDDLE + furniture.ON_SURFACES)
 )
 def test_furniture_has_human_size_and_stands(maker: furniture.Maker) -> None:
     for seed in range(5):
@@ -278,8 +286,9 @@ def test_floor_plan_refuses_a_taken_place() -> None:
 
 def test_rooms_hold_the_meshes_of_a_folder(tmp_path: Path) -> None:
     cube = box(0.2, 0.2, 0.2)
-    packed = {"verts": cube.vertices, "faces": cube.faces, "vert_offset": [0, 8], "face_offset": [0, 12]}
-    np.savez(tmp_path / "objects.npz", **packed, names=["cube"])
+    vertices, faces, ends, names = cube.vertices, cube.faces, np.array([[0, 8], [0, 12]]), np.array(["cube"])
+    path = tmp_path / "objects.npz"
+    np.savez(path, verts=vertices, faces=faces, vert_offset=ends[0], face_offset=ends[1], names=names)
     house = box(8, 8, 2.5)
     np.savez(
         tmp_path / "house.npz",

@@ -160,7 +160,7 @@ def take(
     """
     width = SINGLE_WIDTH if shot.kind == SINGLE else FUSED_WIDTH
     sensor = replace(sensor, camera=pinhole(width, field_of_view(sensor)))
-    calm = 1.0 if shot.kind == SINGLE else rng.uniform(0.25, 0.7)
+    calm = 1.0 if shot.kind == SINGLE else rng.uniform(0.4, 0.9)
     believed = tracking_drift(rng, len(shot.poses)) @ np.linalg.inv(shot.poses[0]) @ shot.poses
     parts = []
     for true, assumed in zip(shot.poses, believed, strict=True):
@@ -191,8 +191,8 @@ def on_grid(points: FloatArray, normals: FloatArray) -> tuple[FloatArray, FloatA
 
 
 def tracking_drift(rng: Generator, frames: int) -> FloatArray:
-    """Errors (F, 4, 4) of the poses that frames are fused with: a random walk from none to a centimetre."""
-    steps = rng.normal(size=(frames, 6)) * np.repeat([rng.uniform(0.0005, 0.003), rng.uniform(0.0002, 0.0015)], 3)
+    """Errors (F, 4, 4) of the poses that frames are fused with: a random walk from none to one or two centimetres."""
+    steps = rng.normal(size=(frames, 6)) * np.repeat([rng.uniform(0.0005, 0.005), rng.uniform(0.0002, 0.0025)], 3)
     steps[0] = 0
     walk = np.cumsum(steps, axis=0)
     errors = np.tile(np.eye(4), (frames, 1, 1))

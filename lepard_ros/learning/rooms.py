@@ -280,7 +280,7 @@ def _furnished_room(rng: Generator, library: MeshLibrary) -> tuple[list[Mesh], F
     meshes = [_shell(rng, corners, height)]
     if rng.random() < 0.14:
         meshes += _rows(rng, plan)
-    density = rng.uniform(0.5, 1.6)
+    density = rng.uniform(0.7, 2.0)
     meshes += _furnish_walls(rng, plan, corners, library, int(density * (10 + 1.0 * area)))
     meshes += _furnish_middle(rng, plan, library, int(density * (4 + 0.5 * area)))
     meshes += _hang(rng, corners, height, library, int(density * (4 + 0.3 * area)))
@@ -332,8 +332,8 @@ def support_points(
 
 def _clutter(rng: Generator, library: MeshLibrary, meshes: list[Mesh], low: FloatArray, high: FloatArray) -> list[Mesh]:
     """Small things on tables, shelves and at times the floor, in clusters of one to four."""
-    wanted = int(rng.uniform(10, 70))
-    points, head_room = support_points(rng, Scene(meshes), low, high, 700)
+    wanted = int(rng.uniform(25, 110))
+    points, head_room = support_points(rng, Scene(meshes), low, high, 900)
     raised = points[:, 2] > 0.2
     order = np.argsort(rng.random(len(points)) + np.where(raised, 0, rng.uniform(0.3, 1.0)))[:wanted]
     placed = []

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.ndimage import zoom
 
 from lepard_ros.cloud.depth import Camera
 from lepard_ros.errors import InputError
@@ -90,6 +91,7 @@ class DepthSensor:
     noise: standard deviation in quantisation steps. jitter: lateral noise, pixels at 640 columns.
     distortion: (6,) factors of a smooth depth error over the image, each a share of the depth.
     grazing: cosine of the angle below which pixels vanish. edge: relative depth jump at which pixels vanish.
+    ripple: standard deviation in quantisation steps of the noise that patches of the image share.
     """
 
     camera: Camera
@@ -101,6 +103,7 @@ class DepthSensor:
     distortion: FloatArray
     grazing: float
     edge: float
+    ripple: float = 0.0
 
 
 def pinhole(width: int, field_of_view: float) -> Camera:
@@ -117,12 +120,13 @@ def random_sensor(rng: Generator, width: int = 320) -> DepthSensor:
         camera,
         near=rng.uniform(0.3, 0.55),
         far=far,
-        step=rng.uniform(0.001, 0.0035),
-        noise=rng.uniform(0.2, 0.7),
+        step=0.004 * rng.uniform(0.15, 1.0),
+        noise=rng.uniform(0.3, 1.0),
         jitter=rng.uniform(0.3, 1.0),
         distortion=rng.normal(0, rng.uniform(0.001, 0.007), 6),
         grazing=rng.uniform(0.06, 0.25),
         edge=rng.uniform(0.02, 0.06),
+        ripple=rng.uniform(0.2, 1.2),
     )
 
 
@@ -155,6 +159,8 @@ def observe(rng: Generator, sensor: DepthSensor, view: View, hole_rate: FloatArr
     inverse_step = 1.0 / max(sensor.step * calm, 1e-6)
     with np.errstate(divide="ignore", invalid="ignore"):
         disparity = inverse_step / depth + sensor.noise * smooth_noise(rng, depth.shape)
+        if sensor.ripple:
+            disparity += sensor.ripple * _ripples(rng, depth.shape)
         measured = inverse_step / np.round(disparity)
     lost = _lost(rng, sensor, view, depth, hole_rate)
     good = np.isfinite(measured) & (measured > sensor.near) & (measured < sensor.far) & ~lost
@@ -196,9 +202,19 @@ def _depth_edges(depth: FloatArray, jump: float) -> NDArray[np.bool_]:
     return edge
 
 
+def _ripples(rng: Generator, shape: tuple[int, int]) -> FloatArray:
+    """Noise (H, W) of about unit variance that changes over a fortieth of the image's width."""
+    patch = max(2, shape[1] // 40)
+    coarse = rng.normal(0, 1.3, (shape[0] // patch + 2, shape[1] // patch + 2))  # interpolation takes a third of it
+    return _enlarged(coarse, patch, shape)
+
+
 def _blotches(rng: Generator, shape: tuple[int, int]) -> FloatArray:
     """A smooth random pattern (H, W) between 0 and 1.5, so that holes come in patches."""
-    from scipy.ndimage import zoom
+    coarse = rng.uniform(-0.5, 2.0, (shape[0] // 12 + 2, shape[1] // 12 + 2))
+    return np.clip(_enlarged(coarse, 12, shape), 0, 1.5)
 
-    coarse = rng.uniform(-0.5, 2.0, (shape[0] // 12 + 2, shape[1] // 12 + 2)).astype(np.float32)
-    return np.clip(zoom(coarse, 12, order=1)[: shape[0], : shape[1]], 0, 1.5)
+
+def _enlarged(coarse: FloatArray, factor: int, shape: tuple[int, int]) -> FloatArray:
+    """A coarse image interpolated to (H, W)."""
+    return zoom(coarse.astype(np.float32), factor, order=1)[: shape[0], : shape[1]]

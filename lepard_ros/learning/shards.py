@@ -25,7 +25,7 @@ BANDS = np.array([0.1, 0.3, 0.6, 0.95])  # of the smaller overlap
 PAIRS_PER_BAND = np.array([12, 12, 11])
 OVERLAP_SAMPLE = 2500  # points of a cloud that measure its overlap: good to a percent
 LEAST_SPREAD = 0.01  # of the normals where two clouds overlap: below it the true motion cannot be seen
-LEAST_DETAIL = 0.12  # share of a thumbnail that is not smooth: below it a view is mostly bare wall
+LEAST_DETAIL = 0.16  # share of a thumbnail that is not smooth: below it a view is mostly bare wall
 PREVIEW_CELL = 0.25  # metres
 CANDIDATES = 110
 

@@ -112,9 +112,9 @@ class EncodedCloud:
 class MatcherSettings:
     """Choices at run time: how many coarse and fine matches are kept, and how a motion is found from them."""
 
-    coarse_matches: int = 256
+    coarse_matches: int = 384
     fine_matches: int = 1500
-    fine_confidence: float = 0.05
+    fine_confidence: float = 0.015
     rigid: RigidSettings = field(default_factory=RigidSettings)
 
 

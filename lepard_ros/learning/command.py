@@ -12,6 +12,7 @@ from lepard_ros.learning import deformable_samples, samples
 from lepard_ros.learning.deformable_samples import DeformableStream
 from lepard_ros.learning.objective import ObjectiveSettings
 from lepard_ros.learning.samples import RoomStream
+from lepard_ros.learning.scans import OfficialStream, is_official_3dmatch, is_scan_folder, prepare_scans
 from lepard_ros.learning.training import Log, Progress, Trainer, TrainingSettings, start_processes, validate
 from lepard_ros.network.config import PRESETS
 from lepard_ros.network.lepard import Lepard
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         action="append",
         required=True,
-        help="folder of rooms (`lepard synthesise rooms`); repeatable",
+        help="folder of rooms, of scans with poses.txt, or 3DMatch; repeatable",
     )
     add(
         "--out",
@@ -120,13 +121,17 @@ def adopt(network: Lepard, preset: str) -> Lepard:
     return adopted
 
 
-def make_stream(args: argparse.Namespace, network: Lepard, rank: int) -> RoomStream | DeformableStream:
+def make_stream(args: argparse.Namespace, network: Lepard, rank: int) -> RoomStream | DeformableStream | OfficialStream:
     """The training pairs of this process."""
     for folder in args.data:
         if not folder.is_dir():
             raise InputError(f"there is no data folder {str(folder)!r}: make one with `lepard synthesise rooms`.")
-    stream = DeformableStream if is_deformable(args) else RoomStream
-    return stream(args.data, network, seed=args.seed, rank=rank, lanes=args.pairs)
+    if is_deformable(args):
+        return DeformableStream(args.data, network, seed=args.seed, rank=rank, lanes=args.pairs)
+    if is_official_3dmatch(args.data[0]):
+        return OfficialStream(args.data[0], network, seed=args.seed, rank=rank, lanes=args.pairs)
+    folders = [prepare_scans(folder, args.out) if is_scan_folder(folder) else folder for folder in args.data]
+    return RoomStream(folders, network, seed=args.seed, rank=rank, lanes=args.pairs)
 
 
 def is_deformable(args: argparse.Namespace) -> bool:

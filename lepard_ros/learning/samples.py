@@ -89,18 +89,7 @@ class RoomVisit:
     def _augment(self, index: int) -> tuple[Sample, np.ndarray]:
         # Each cloud draws from its own generator: the order in which clouds are asked for must not matter.
         rng = np.random.default_rng([*self.entropy, index])
-        points = crop_ball(self.shard.cloud(index), self.augmentation.most_points, rng)
-        if rng.random() < self.augmentation.crop:
-            points = crop_half(points, rng)
-        turn = Rotation.random(random_state=rng).as_matrix()
-        points = points @ turn.T + rng.uniform(-1, 1, points.shape) * self.augmentation.jitter
-        viewpoint = rng.normal(0, self.augmentation.viewpoint, 3)
-        pose = self.shard.pose[index].copy()
-        pose[:3, :3] = pose[:3, :3] @ turn.T
-        sample = make_sample(
-            torch.from_numpy(points.astype(np.float32)), torch.from_numpy(viewpoint.astype(np.float32)), self.network
-        )
-        return sample, pose
+        return augmented_cloud(self.shard.cloud(index), self.shard.pose[index], self.augmentation, self.network, rng)
 
     def pair(self, number: int) -> Pair:
         """Pair `number` of the room, source and target swapped at random."""
@@ -110,6 +99,22 @@ class RoomVisit:
         (source_sample, source_pose), (target_sample, target_pose) = self.cloud(int(source)), self.cloud(int(target))
         motion = np.linalg.inv(target_pose) @ source_pose
         return Pair(source_sample, target_sample, torch.from_numpy(motion.astype(np.float32)))
+
+
+def augmented_cloud(
+    points: np.ndarray, pose: np.ndarray, augmentation: Augmentation, network: Lepard, rng: np.random.Generator
+) -> tuple[Sample, np.ndarray]:
+    """A cloud (N, 3) cropped, turned and jittered, and its pose (4, 4) after that."""
+    points = crop_ball(points, augmentation.most_points, rng)
+    if rng.random() < augmentation.crop:
+        points = crop_half(points, rng)
+    turn = Rotation.random(random_state=rng).as_matrix()
+    points = points @ turn.T + rng.uniform(-1, 1, points.shape) * augmentation.jitter
+    viewpoint = rng.normal(0, augmentation.viewpoint, 3)
+    pose = np.array(pose, dtype=np.float64)
+    pose[:3, :3] = pose[:3, :3] @ turn.T
+    tensors = (torch.from_numpy(values.astype(np.float32)) for values in (points, viewpoint))
+    return make_sample(*tensors, network), pose
 
 
 def crop_half(points: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -150,11 +150,16 @@ class Trainer:
             raise InputError(
                 f"{path.name} cannot be read as a checkpoint ({type(error).__name__}): start from --init."
             ) from error
-        if state["config"] != self.network.config.to_dict():
+        if _sizes(state["config"]) != _sizes(self.network.config.to_dict()):
             raise InputError(
                 f"{path.name} belongs to a network of other sizes: choose another --out or the same --preset."
             )
         self.load_state(state)
+
+
+def _sizes(config: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint must share with its network: everything but the choices of run time."""
+    return {key: value for key, value in config.items() if key not in ("confidence_threshold", "mutual")}
 
 
 def average_gradients(parameters: list[nn.Parameter]) -> None:

@@ -158,6 +158,24 @@ def room_pairs(files: list[Path], per_room: int, unrelated: int) -> Iterator[Pai
         strangers = list(clouds.values())
 
 
+def cropped(pair: Pair, rng: np.random.Generator) -> Pair:
+    """The pair cut to balls about a place that both see, or about any place if they see none in common."""
+    source, target = pair.source, pair.target
+    radius = rng.uniform(0.5, 1.3)
+    first, second = (surface.points[rng.integers(len(surface.points))] for surface in (source, target))
+    if pair.truth is not None:
+        distance, _ = target.tree.query(move(pair.truth, source.points), distance_upper_bound=0.06)
+        first = source.points[rng.choice(np.flatnonzero(np.isfinite(distance)))]
+        second = move(pair.truth, first[None])[0] + rng.normal(size=3) * 0.3 * radius
+    return Pair(ball(source, first, radius), ball(target, second, radius * rng.uniform(0.8, 1.6)), pair.truth)
+
+
+def ball(surface: Surface, centre: FloatArray, radius: float) -> Surface:
+    """The part of a surface within `radius` metres of a point."""
+    inside = np.linalg.norm(surface.points - centre, axis=1) < radius
+    return Surface(surface.points[inside], surface.normals[inside], surface.spacing, surface.viewpoint)
+
+
 # Methods
 
 
@@ -257,10 +275,12 @@ def chosen_motion(pair: Pair, settings: RigidSettings) -> tuple[FloatArray, Evid
 def fit(args: argparse.Namespace) -> None:
     """Fit the log-odds of acceptance.py to rooms, and print its constants.
 
-    The bias is set so that one in a hundred unrelated pairs would reach the log-odds of zero.
+    Every pair is used whole and cropped. The bias lets 1.5 % of the unrelated pairs reach the log-odds of zero.
     """
     rows, right, related = [], [], []
-    for pair in room_pairs(room_files(args), args.pairs, args.pairs):
+    rng = np.random.default_rng(5)
+    whole = list(room_pairs(room_files(args), args.pairs, args.pairs))
+    for pair in whole + [cropped(pair, rng) for pair in whole]:
         chosen = chosen_motion(pair, RigidSettings())
         if chosen is not None:
             rows.append(features(chosen[1])[0])
@@ -269,7 +289,7 @@ def fit(args: argparse.Namespace) -> None:
     values, labels = np.array(rows), np.array(right)
     centre, coefficients = values.mean(0), logistic_regression(values, labels)
     scores = (values - centre) @ coefficients
-    bias = -np.quantile(scores[~np.array(related)], 0.99)
+    bias = -np.quantile(scores[~np.array(related)], 0.985)
     print(f"{len(labels)} pairs, {labels.sum()} right; accepted of the right: {np.mean(scores[labels] > -bias):.3f}")
     for name, numbers in (("FEATURES", FEATURES), ("CENTRE", centre.round(3)), ("COEFFICIENTS", coefficients.round(3))):
         print(name, "=", list(numbers))

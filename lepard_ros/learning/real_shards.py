@@ -1,5 +1,6 @@
 """Real depth data as training shards: recordings with poses, refined, and lone views looked at again from elsewhere."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from lepard_ros.learning.shards import Shard, pack
 from lepard_ros.registration.icp import IcpSettings, align, sample, touch
 from lepard_ros.registration.types import Surface
 
+logger = logging.getLogger(__name__)
 Generator = np.random.Generator
 FloatArray = NDArray[np.floating]
 
@@ -63,7 +65,11 @@ def _lone_clouds(data: Path) -> Iterator[FloatArray]:
     if (data / "camera.txt").is_file():
         camera, scale = read_camera(data / "camera.txt")
         for path in sorted((data / "depth").glob("*.png")):
-            yield _seen_points((read_depth_png(path) / scale).astype(np.float32), camera)
+            raw = read_depth_png(path)
+            if raw.shape != (camera.height, camera.width):
+                logger.warning("%s is left out: it is not an image of the camera's size", path)
+                continue
+            yield _seen_points((raw / scale).astype(np.float32), camera)
 
 
 def _seen_points(depth: FloatArray, camera: Camera) -> FloatArray:

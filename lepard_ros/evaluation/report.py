@@ -37,7 +37,7 @@ Record = dict[str, Any]
 SHOWN_FAILURES, SHOWN_SUCCESSES = 6, 4
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 82rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px solid var(--line); }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .85rem; }
 .wide { overflow-x: auto; } th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align: right; }

@@ -9,6 +9,8 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Callable
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -31,7 +33,7 @@ def wavy_sheet(nodes: int) -> np.ndarray:
     return np.stack([x.ravel(), y.ravel(), 1 + 0.05 * np.sin(6 * x.ravel()) * np.cos(5 * y.ravel())], axis=1)
 
 
-def median_cpu_seconds(work, repeats: int = 5) -> float:
+def median_cpu_seconds(work: Callable[[], Any], repeats: int = 5) -> float:
     """The median over `repeats` runs after one that does not count."""
     taken = []
     for _ in range(repeats + 1):
@@ -41,7 +43,7 @@ def median_cpu_seconds(work, repeats: int = 5) -> float:
     return float(np.median(taken[1:]))
 
 
-def iteration_cost(nodes: int) -> dict[str, float]:
+def iteration_cost(nodes: int) -> dict[str, Any]:
     """The cost of assembling and solving one step, and of the energy after it."""
     points, rng = wavy_sheet(nodes), np.random.default_rng(0)
     graph = build_graph(points, GraphSettings(coverage=COVERAGE))
@@ -74,7 +76,7 @@ def warp_cost(points: int = 1_000_000) -> float:
     return median_cpu_seconds(lambda: warp(many), repeats=3)
 
 
-def draw(rows: list[dict[str, float]], path: str) -> None:
+def draw(rows: list[dict[str, Any]], path: str) -> None:
     """Cost against nodes, both logarithmic, with a line of linear growth."""
     import matplotlib
 
@@ -98,7 +100,7 @@ def main() -> None:
     parser.add_argument("--picture", help="PNG of cost against nodes")
     parser.add_argument("--json", help="file for the numbers")
     args = parser.parse_args()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for nodes in args.nodes:
         rows.append(iteration_cost(nodes))
         print(

@@ -146,7 +146,7 @@ def _surface(points: FloatArray, settings: GraphSettings) -> tuple[FloatArray, s
     """The surface thinned to a third of the coverage (S, 3), and its links with their lengths (S, S)."""
     spacing = settings.coverage / 3
     if points.ndim == 3 and points.shape[-1] == 3:
-        seen = np.isfinite(points).all(axis=-1)
+        seen: BoolArray = np.asarray(np.isfinite(points).all(axis=-1))
         pairs = _pixel_mesh_pairs(points, seen, settings.longest_side)
         surface, cell = _thin(_not_empty(points[seen]), spacing)
         number = np.cumsum(seen.ravel()) - 1
@@ -182,9 +182,8 @@ def _thin(points: FloatArray, spacing: float) -> tuple[FloatArray, IntArray]:
     """The mean of the points of each cell of a grid, and the cell of each point."""
     cells, cell = np.unique(np.floor(points / spacing).astype(np.int64), axis=0, return_inverse=True)
     cell = cell.reshape(-1)
-    mean = np.stack([np.bincount(cell, points[:, axis], len(cells)) for axis in range(3)], axis=-1)
-    mean /= np.bincount(cell, minlength=len(cells))[:, None]
-    return mean, cell
+    sums = np.stack([np.bincount(cell, points[:, axis], len(cells)) for axis in range(3)], axis=-1)
+    return sums / np.bincount(cell, minlength=len(cells))[:, None], cell
 
 
 def _radius_pairs(points: FloatArray, longest: float) -> IntArray:

@@ -56,8 +56,9 @@ class DeformableTrack:
     warp: from the model's rest shape (the first cloud's frame) to the live cloud, or None.
     model_points: (N, 3) in the rest shape. warped_points: (N', 3) those of them that the warp carries, in the live
     cloud's frame. matches: from the rest shape to the live cloud, those that the filter kept; inliers: (M,) bool.
-    refused: the warp's status as a word when it was refused. cut_edges: edges that this cloud tore.
-    reset: the model began anew with this cloud. seconds: by stage.
+    change: what the model learnt. overlap: share of the warped model on the cloud. residual: metres, there.
+    cut_edges: edges that this cloud tore. reset: the model began (anew) with this cloud. model_stamp: of the cloud that
+    the model began with. seconds: by stage.
     """
 
     stamp: float

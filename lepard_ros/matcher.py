@@ -180,10 +180,10 @@ class Matcher:
             pyramid.points[0].cpu().numpy().astype(np.float64), normals[0].cpu().numpy().astype(np.float64),
             self.config.grid, place,
         )  # fmt: skip
-        coarse = pyramid.points[2], normals[2], features.float()
+        tensors = pyramid.points[2], normals[2], features.float()
         seconds = time.perf_counter() - started
         return EncodedCloud(
-            surface, offset, *coarse, None if fine is None else fine.float(), patches, self.weights_id, seconds
+            surface, offset, *tensors, None if fine is None else fine.float(), patches, self.weights_id, seconds
         )
 
     def _bounded_pyramid(self, points: Tensor, eye: Tensor) -> Pyramid:
@@ -211,8 +211,10 @@ class Matcher:
             return [no_matches() for _ in others]
         prepared = self.network.can_prepare()
         single = pad_clouds([cloud.features], [cloud.points], [cloud.normals], prepared)
-        parts = [[getattr(other, name) for other in usable] for name in ("features", "points", "normals")]
-        padded = pad_clouds(*parts, prepared)
+        features, points, normals = (
+            [getattr(other, name) for other in usable] for name in ("features", "points", "normals")
+        )
+        padded = pad_clouds(features, points, normals, prepared)
         with torch.autocast(self.device.type, enabled=self.device.type == "cuda"):
             confidence = self.network.match(single, padded).confidence.float()
         found = iter(confidence)  # one for each usable pair, in order

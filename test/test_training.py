@@ -184,10 +184,8 @@ def test_two_processes_give_the_mean_gradient(rooms: Path, tmp_path: Path) -> No
     script, result = tmp_path / "two.py", tmp_path / "result.json"
     script.write_text(TWO_PROCESSES)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    done = subprocess.run(
-        [*launch, str(rooms), str(result), str(Path(__file__).parent)], env=dict(os.environ), capture_output=True, text=True,
-        timeout=300,
-    )  # fmt: skip
+    arguments = [*launch, str(rooms), str(result), str(Path(__file__).parent)]
+    done = subprocess.run(arguments, env=dict(os.environ), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     world, norm = json.loads(result.read_text())
     torch.manual_seed(0)

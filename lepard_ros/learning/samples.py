@@ -113,8 +113,8 @@ def augmented_cloud(
     viewpoint = rng.normal(0, augmentation.viewpoint, 3)
     pose = np.array(pose, dtype=np.float64)
     pose[:3, :3] = pose[:3, :3] @ turn.T
-    tensors = (torch.from_numpy(values.astype(np.float32)) for values in (points, viewpoint))
-    return make_sample(*tensors, network), pose
+    cloud, eye = (torch.from_numpy(values.astype(np.float32)) for values in (points, viewpoint))
+    return make_sample(cloud, eye, network), pose
 
 
 def crop_half(points: np.ndarray, rng: np.random.Generator) -> np.ndarray:

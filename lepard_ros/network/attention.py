@@ -64,12 +64,13 @@ class PairBias(nn.Module):
         angles = [leaving, arriving, normals @ normals.transpose(1, 2), leaving * arriving]
         # Channels first: the last product then writes the heads one after the other, as attention reads them.
         features = torch.stack([*near, *angles], dim=1).flatten(2)
-        hidden = F.relu(_channels_first(self.mlp[0], features), inplace=True)
-        bias = _channels_first(self.mlp[2], hidden)
+        first, _, last = self.mlp
+        assert isinstance(first, nn.Linear) and isinstance(last, nn.Linear)
+        bias = _channels_first(last, F.relu(_channels_first(first, features), inplace=True))
         return list(bias.unflatten(2, distance.shape[1:]).split(self.heads, dim=1))
 
 
-def _channels_first(linear: nn.Module, x: Tensor) -> Tensor:
+def _channels_first(linear: nn.Linear, x: Tensor) -> Tensor:
     """A linear layer on (B, C, N)."""
     return torch.baddbmm(linear.bias[:, None], linear.weight.expand(len(x), -1, -1), x)
 

@@ -220,11 +220,9 @@ def split_pairs(features: Tensor, pyramid: Pyramid) -> tuple[CoarseCloud, Coarse
     """Sources and targets of stacked pairs: features (N_2, d) in the order source, target, source, target, ..."""
     level = Backbone.MATCH_LEVEL
     lengths = pyramid.lengths[level]
-    parts = [
-        value.split(lengths) if value is not None else ()
-        for value in (features, pyramid.points[level], pyramid.normals[level] if pyramid.normals else None)
-    ]
-    source, target = (pad_clouds(*(part[side::2] for part in parts)) for side in (0, 1))
+    x, points = features.split(lengths), pyramid.points[level].split(lengths)
+    normals = pyramid.normals[level].split(lengths) if pyramid.normals else ()
+    source, target = (pad_clouds(x[side::2], points[side::2], normals[side::2]) for side in (0, 1))
     return source, target
 
 

@@ -3,6 +3,7 @@
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -27,7 +28,6 @@ another, and what the node publishes is compared with the truth. Pictures and a 
 
 SEED = 3
 LEAST_TRACKED = 0.8  # share of the clouds that show something; less is no demonstration
-DOMAIN = "93"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,10 +91,15 @@ def play_into_node(story: Story, bag: Path, weights: str, fallback: str, log: Pa
 
 
 def prepare_surroundings() -> None:
-    """A ROS domain of our own, and shared memory that holds a cloud, for this process and its children."""
+    """A ROS domain of our own, and shared memory that holds a cloud, for this process and its children.
+
+    From here on SIGTERM ends this process by an exception, so that it takes its children with it.
+    """
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     from lepard_ros.ros.parameters import share_directory
 
-    os.environ["ROS_DOMAIN_ID"] = os.environ.get("ROS_DOMAIN_ID", DOMAIN)
+    # Not the user's domain: a robot may be in it, and would hear the demonstration's transforms.
+    os.environ["ROS_DOMAIN_ID"] = str(1 + os.getpid() % 100)
     os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
     os.environ["FASTDDS_DEFAULT_PROFILES_FILE"] = str(share_directory() / "config" / "fastdds.xml")
 

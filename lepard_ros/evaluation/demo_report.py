@@ -158,7 +158,6 @@ def _what_happens(run: DemoRun, index: int) -> str:
 def draw_path(run: DemoRun, figures: Figures, path: Path) -> str:
     """The room from above as the node mapped it, with the true and the published path."""
     plt = _pyplot()
-    truth = run.story.truth().poses[:, :3, 3]
     figure, axis = plt.subplots(figsize=(8, 7))
     if figures.error is not None:
         points = run.recorded.map_points.astype(float)
@@ -167,7 +166,9 @@ def draw_path(run: DemoRun, figures: Figures, path: Path) -> str:
         # The floor and the ceiling would cover everything else.
         inside = world[(world[:, 2] > np.percentile(world[:, 2], 15)) & (world[:, 2] < np.percentile(world[:, 2], 90))]
         axis.scatter(inside[:, 0], inside[:, 1], s=2, c="#b8bcc4", linewidths=0, label="map (seen from above)")
-    axis.plot(truth[:, 0], truth[:, 1], color="black", linewidth=1.2, label="true path")
+    for part, label in ((~run.story.covered & ~run.story.moved, "true path"), (run.story.moved, None)):
+        truth = run.story.poses[part][:, :3, 3]
+        axis.plot(truth[:, 0], truth[:, 1], color="black", linewidth=1.2, label=label)
     _draw_published(axis, run, figures)
     axis.set_aspect("equal")
     axis.set_xlabel("x [m]")

@@ -13,7 +13,7 @@ from lepard_ros.tracking.keyframes import Keyframe, KeyframeBuffer
 from lepard_ros.tracking.path import SensorPath
 from lepard_ros.tracking.pose_graph import Edge, PoseGraph
 from lepard_ros.tracking.poses import motion_between, orthonormal
-from lepard_ros.tracking.prior import NO_MATCHES, align_from_guesses
+from lepard_ros.tracking.prior import NO_MATCHES, align_from_guesses, followed
 from lepard_ros.tracking.track import TrackerSettings
 from lepard_ros.tracking.views import View
 
@@ -96,7 +96,8 @@ class KeyframeMap:
 
     def _aligned(self, frame: Keyframe, other: Keyframe) -> Registration:
         guess = invert(other.pose) @ frame.pose
-        return align_from_guesses(frame.surface, other.surface, guess[None], NO_MATCHES, self._rigid)
+        rule = self._rigid if self._is_old(frame, other) else followed(self._rigid)
+        return align_from_guesses(frame.surface, other.surface, guess[None], NO_MATCHES, rule)
 
     def _edge(self, frame: Keyframe, other: Keyframe, motion: Registration) -> Edge:
         if motion.transform is None or motion.covariance is None:

@@ -1,5 +1,7 @@
 """The small algebra of poses over time: distances, velocities, uncertainty along a chain."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from scipy.spatial.transform import Rotation
 
@@ -20,6 +22,14 @@ def extrapolate(earlier: FloatArray, later: FloatArray, share: float) -> FloatAr
     ahead[:3, :3] = Rotation.from_rotvec(Rotation.from_matrix(step[:3, :3]).as_rotvec() * share).as_matrix()
     ahead[:3, 3] = step[:3, 3] * share
     return later @ ahead
+
+
+def turned_poses(nods: Sequence[float], turns: Sequence[float]) -> FloatArray:
+    """Poses (N, 4, 4) of a camera that nods (about x) and turns (about y) on the spot, by degrees."""
+    angles = np.array([(nod, turn) for nod in nods for turn in turns])
+    poses = np.tile(np.eye(4), (len(angles), 1, 1))
+    poses[:, :3, :3] = Rotation.from_euler("xy", angles, degrees=True).as_matrix()
+    return poses
 
 
 def orthonormal(pose: FloatArray) -> FloatArray:

@@ -19,6 +19,11 @@ from lepard_ros.registration.rigid import RigidSettings
 from lepard_ros.registration.types import FloatArray, Matches, Registration, Status, Surface
 
 METHOD = "motion"
+# A sensor that was followed so far is very likely near where its motion leads (log-odds, about 50 to 1): what would
+# not do to recognise a place among many does to follow it. Alike for surfaces that determine the motion weakly: what
+# they leave open stays as guessed, and the covariance says so.
+FOLLOWED_ODDS = 4.0
+FOLLOWED_DETERMINACY = 0.5
 # A guess may be this far from the truth (metres at the points), more than a match: the first steps look that far.
 GUESS_REACH = 0.25
 COARSE_POINTS = 600
@@ -43,6 +48,16 @@ def align_from_guesses(
     many = sample(source, settings.refine_points)
     motions, settled = align(many, target, motions, FINE_ITERATIONS, settings.icp)
     return _judged(source, target, motions, bool(settled[0]), matches, settings)
+
+
+def followed(settings: RigidSettings) -> RigidSettings:
+    """Settings for guesses that continue a motion which was followed so far."""
+    rule = settings.acceptance
+    quality_needed = rule.least_quality - FOLLOWED_ODDS
+    determinacy_needed = rule.least_determinacy * FOLLOWED_DETERMINACY
+    return replace(
+        settings, acceptance=replace(rule, least_quality=quality_needed, least_determinacy=determinacy_needed)
+    )
 
 
 def _coarse(spacing: float, settings: RigidSettings) -> IcpSettings:

@@ -16,8 +16,8 @@ from lepard_ros.registration.rigid import RigidSettings
 from lepard_ros.registration.types import FloatArray, Registration
 from lepard_ros.tracking.keyframe_map import KeyframeMap
 from lepard_ros.tracking.keyframes import Keyframe, KeyframeBuffer, view_distances
-from lepard_ros.tracking.poses import compose_covariance, extrapolate, motion_between
-from lepard_ros.tracking.prior import NO_MATCHES, align_from_guesses
+from lepard_ros.tracking.poses import compose_covariance, extrapolate, motion_between, turned_poses
+from lepard_ros.tracking.prior import NO_MATCHES, align_from_guesses, followed
 from lepard_ros.tracking.sightings import Sighting, largest_group, preferred, same_place
 from lepard_ros.tracking.track import Track, TrackerSettings, TrackingState
 from lepard_ros.tracking.views import View, see
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 # What a sensor may do between two clouds on top of its speed: the error of two poses.
 SLACK = 0.2  # metres
 SLACK_DEGREES = 15.0
+# Turns that are tried when nothing else leads anywhere: nodding and looking aside, in degrees.
+WIDE_TURNS = turned_poses(nods=(-15.0, 0.0, 15.0), turns=(-36.0, -24.0, -12.0, 0.0, 12.0, 24.0, 36.0))
 STAY = 0.05  # how much more overlap another keyframe must promise before it is matched instead of the last one
 
 
@@ -49,6 +51,7 @@ class RigidTracker:
         self.matcher = matcher
         self.settings = settings or TrackerSettings()
         self._rigid = rigid or RigidSettings()
+        self._followed = followed(self._rigid)
         self.reset()
 
     def process(self, points: FloatArray, stamp: float) -> Track:
@@ -152,7 +155,16 @@ class RigidTracker:
         rated = self.keyframes.by_overlap(view.surface, guesses[0])
         rated.sort(key=lambda pair: -pair[0] - (STAY if pair[1].id == self._last_keyframe else 0.0))
         frames = [frame for _, frame in rated[: self.settings.candidates]]
-        return self._sight(view, frames or [self.keyframes.nearest(guesses[0])], guesses)
+        frames = frames or [self.keyframes.nearest(guesses[0])]
+        sightings = self._sight(view, frames, guesses)
+        if any(sighting.registration.ok for sighting in sightings):
+            return sightings
+        return [self._look_wider(view, sighting, guesses[-1]) for sighting in sightings]
+
+    def _look_wider(self, view: View, refused: Sighting, last: FloatArray) -> Sighting:
+        """The same keyframe once more, in case the sensor was turned sharply: guesses all around the last pose."""
+        motion = self._try_guesses(view, refused.keyframe, refused.registration, list(last @ WIDE_TURNS), self._rigid)
+        return Sighting(refused.keyframe, motion)
 
     def _guesses(self, stamp: float) -> list[FloatArray]:
         """Poses that the motion so far suggests: gone on as before, or stood still. None after a while."""
@@ -169,7 +181,7 @@ class RigidTracker:
         """What each keyframe says: the network's motions in one batch, and those from the guesses beside them."""
         matched = self.matcher.register_many(view.cloud, [frame.cloud for frame in frames])
         for place, frame in enumerate(frames if guesses else []):
-            matched[place] = self._try_guesses(view, frame, matched[place], guesses)
+            matched[place] = self._try_guesses(view, frame, matched[place], guesses, self._followed)
             if matched[place].ok:
                 break  # the keyframe that promised most; the others need not be tried
         if self.settings.fallback == "fpfh" and not any(motion.ok for motion in matched):
@@ -177,10 +189,10 @@ class RigidTracker:
         return [Sighting(frame, motion) for frame, motion in zip(frames, matched, strict=True)]
 
     def _try_guesses(
-        self, view: View, frame: Keyframe, matched: Registration, guesses: Sequence[FloatArray]
+        self, view: View, frame: Keyframe, matched: Registration, guesses: Sequence[FloatArray], rule: RigidSettings
     ) -> Registration:
         motions = invert(frame.pose) @ np.array(guesses)
-        expected = align_from_guesses(view.surface, frame.surface, motions, matched.matches, self._rigid)
+        expected = align_from_guesses(view.surface, frame.surface, motions, matched.matches, rule)
         return preferred(expected, matched)
 
     def _fall_back(self, view: View, frame: Keyframe, refused: Registration) -> Registration:

@@ -25,7 +25,7 @@ def decode_depth(message: Any) -> NDArray[np.float32]:
         raise InputError(f"A depth image of {width} x {height} pixels is empty; check the camera driver.")
     if step < width * kind.itemsize or len(data) < (height - 1) * step + width * kind.itemsize:
         raise InputError(
-            f"A depth image of {width} x {height} pixels with step {step} does not fit in {len(data)} bytes; check step."
+            f"A depth image of {width} x {height} pixels, step {step}, does not fit in {len(data)} bytes; check step."
         )
     raw = np.ndarray((height, width), kind, data, 0, (step, kind.itemsize))
     depth = raw.astype(np.float32) * np.float32(metres)
@@ -36,7 +36,7 @@ def decode_depth(message: Any) -> NDArray[np.float32]:
 def camera_from_info(message: Any) -> Camera:
     """The pinhole camera of a sensor_msgs/CameraInfo.
 
-    The projection matrix P describes rectified images, which is what depth drivers publish; K stands in where P is zero.
+    The projection matrix P describes rectified images, which depth drivers publish; K stands in where P is zero.
     """
     p, k = [float(v) for v in message.p], [float(v) for v in message.k]
     if len(p) != 12 or len(k) != 9:

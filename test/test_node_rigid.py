@@ -12,11 +12,11 @@ pytest.importorskip("rclpy", reason="ROS 2 is not installed here")
 
 from lepard_ros.msg import TrackingStatus
 from lifecycle_msgs.msg import Transition
-from node_harness import SENSOR_FRAME, STEP_NS, NodeProcess, Probe, cloud_at, pose_at
 
 from lepard_ros.cloud.pointcloud2 import decode_points
 from lepard_ros.ros.compat import matrix_from_quaternion
 from lepard_ros.ros.conversion import stamp_to_ns
+from node_harness import SENSOR_FRAME, STEP_NS, NodeProcess, Probe, cloud_at, pose_at, untrained_weights
 
 _session = count()
 
@@ -105,6 +105,25 @@ def _check_map(probe: Probe) -> None:
     assert len(probe.heard["path"][-1].poses) >= 1
     for message in probe.heard["markers"]:
         assert [marker.ns for marker in message.markers] == ["inliers", "outliers"]
+
+
+def test_the_node_gives_the_poses_that_the_tracker_gives_without_ros(probe: Probe, start: int) -> None:
+    from lepard_ros.matcher import Matcher
+    from lepard_ros.ros.conversion import crop_range
+    from lepard_ros.ros.parameters import NodeSettings
+    from lepard_ros.ros.rigid_mode import tracker_settings
+    from lepard_ros.tracking.rigid import RigidTracker
+
+    settings = NodeSettings(keyframe_distance=0.1)
+    tracker = RigidTracker(Matcher.from_pretrained(untrained_weights()), tracker_settings(settings))
+    for step in range(4):
+        stamp = start + step * STEP_NS
+        probe.track(cloud_at(step), stamp)
+        points = crop_range(cloud_at(step), settings.min_range, settings.max_range)
+        expected = tracker.process(points, stamp * 1e-9).pose
+        pose = matrix_of(probe.until_heard("odometry", step + 1)[-1].pose.pose)
+        assert expected is not None
+        np.testing.assert_allclose(pose, expected, atol=1e-6)
 
 
 def test_diagnostics_tell_counts_and_state(probe: Probe, start: int) -> None:

@@ -117,12 +117,24 @@ def test_blind_frames_have_no_pose_and_the_track_comes_back() -> None:
 
 def test_a_bare_wall_is_not_taken_for_a_place() -> None:
     tracker = RigidTracker(MATCHER)
-    tracker.process(cloud_at(sweep(SHORT)[0]), 0.0)
+    for i, pose in enumerate(sweep(SHORT)[:2]):
+        tracker.process(cloud_at(pose, i), 0.05 * i)
     side = np.linspace(-1, 1, 80)
     wall = np.stack(np.broadcast_arrays(side[None], side[:, None], np.float64(1.5)), axis=-1)
     track = tracker.process(wall, 0.1)
     assert track.state is TrackingState.LOST and track.pose is None and track.covariance is None
     assert track.registration is None or track.registration.transform is None
+
+
+def test_a_map_of_one_cloud_that_is_never_seen_again_is_given_up() -> None:
+    tracker = RigidTracker(MATCHER)
+    tracker.process(cloud_at(look(0, -0.5, 0)), 0.0)
+    behind = [look(0.02 * i, 1.0, 180.0 + i) for i in range(2)]
+    elsewhere = tracker.process(cloud_at(behind[0], 1), 5.0)
+    assert elsewhere.state is TrackingState.INITIALISING and elsewhere.pose is None and "anew" in elsewhere.reason
+    found = tracker.process(cloud_at(behind[1], 2), 5.1)
+    assert found.state is TrackingState.OK
+    assert errors([found], [behind[1]], behind[0])[0, 0] < 0.03
 
 
 def test_a_cloud_of_a_wrong_shape_is_an_error() -> None:

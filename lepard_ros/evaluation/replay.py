@@ -218,7 +218,11 @@ def summary(replay: Replay, tracker: RigidTracker) -> str:
         f"CPU time      {replay.seconds / max(len(tracks), 1):.3f} s a frame",
     ]
     error = error_of(replay)
-    return "\n".join(lines + (_error_lines(replay, tracker, error) if error else ["truth         none in the bag"]))
+    return "\n".join(lines + (_error_lines(replay, tracker, error) if error else [_no_error_line(replay)]))
+
+
+def _no_error_line(replay: Replay) -> str:
+    return "truth         none in the bag" if replay.truth is None else "ATE RMSE      unknown: fewer than three poses"
 
 
 def _error_lines(replay: Replay, tracker: RigidTracker, error: TrajectoryError) -> list[str]:

@@ -76,7 +76,8 @@ def _draw_path(plt: Any, replay: "Replay", error: TrajectoryError | None) -> Any
     axis.set_xlabel("metres, along the path's widest direction")
     axis.set_ylabel("metres")
     axis.grid(alpha=0.3)
-    axis.legend(loc="best")
+    if axis.lines:
+        axis.legend(loc="best")
     return figure
 
 

@@ -24,6 +24,7 @@ METHOD = "motion"
 # they leave open stays as guessed, and the covariance says so.
 FOLLOWED_ODDS = 4.0
 FOLLOWED_DETERMINACY = 0.5
+FOLLOWED_OVERLAP = 0.3  # but then the views must be much alike
 # A guess may be this far from the truth (metres at the points), more than a match: the first steps look that far.
 GUESS_REACH = 0.25
 COARSE_POINTS = 600
@@ -55,9 +56,8 @@ def followed(settings: RigidSettings) -> RigidSettings:
     rule = settings.acceptance
     quality_needed = rule.least_quality - FOLLOWED_ODDS
     determinacy_needed = rule.least_determinacy * FOLLOWED_DETERMINACY
-    return replace(
-        settings, acceptance=replace(rule, least_quality=quality_needed, least_determinacy=determinacy_needed)
-    )
+    milder = replace(rule, least_quality=quality_needed, least_determinacy=determinacy_needed)
+    return replace(settings, acceptance=replace(milder, least_overlap=FOLLOWED_OVERLAP))
 
 
 def _coarse(spacing: float, settings: RigidSettings) -> IcpSettings:

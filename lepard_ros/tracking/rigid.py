@@ -30,6 +30,7 @@ SLACK = 0.2  # metres
 SLACK_DEGREES = 15.0
 # Turns that are tried when nothing else leads anywhere: nodding and looking aside, in degrees.
 WIDE_TURNS = turned_poses(nods=(-15.0, 0.0, 15.0), turns=(-36.0, -24.0, -12.0, 0.0, 12.0, 24.0, 36.0))
+FOLLOW_SECONDS = 0.5  # for so long after a pose the sensor counts as followed
 STAY = 0.05  # how much more overlap another keyframe must promise before it is matched instead of the last one
 
 
@@ -73,6 +74,8 @@ class RigidTracker:
             sightings = self._search(view, sightings)
             believed = self._confirmed(view, sightings, stamp)
             clock.stop("search")
+        if believed is None and self._unproven():
+            return self._begin_again(view, stamp, clock)
         if believed is None:
             return self._unknown(stamp, self._why(sightings), sightings, clock)
         return self._known(view, stamp, believed, clock)
@@ -83,6 +86,7 @@ class RigidTracker:
         self._state = TrackingState.INITIALISING
         self._pending: list[_Pending] = []
         self._last_keyframe: int | None = None
+        self._started_here = False  # the map was begun by this tracker, not loaded
         self._searched = 0  # how far a search over several clouds has come
 
     @property
@@ -133,7 +137,7 @@ class RigidTracker:
             return self._unknown(stamp, "there is no map to localise in and mapping is off", [], clock)
         frame = self._map.begin(view, stamp)
         self._map.path.add(stamp, frame.id, np.eye(4))
-        self._state, self._last_keyframe = TrackingState.OK, frame.id
+        self._state, self._last_keyframe, self._started_here = TrackingState.OK, frame.id, True
         return Track(
             stamp=stamp,
             state=self._state,
@@ -147,6 +151,18 @@ class RigidTracker:
             seconds=clock.seconds,
         )
 
+    def _unproven(self) -> bool:
+        """Whether the map is one cloud that no other was ever registered to: no loss if it is given up."""
+        return self._started_here and self.settings.mapping and len(self.keyframes) == 1 and len(self._map.path) == 1
+
+    def _begin_again(self, view: View, stamp: float, clock: "_Clock") -> Track:
+        """Start the map anew. No pose comes of it: the next cloud has to be registered to this one first."""
+        self.reset()
+        self._begin(view, stamp, clock)
+        self._state = TrackingState.INITIALISING
+        reason = "the first cloud was not recognised again; the map starts anew here"
+        return Track(stamp, self._state, reason, new_keyframe=True, seconds=clock.seconds)
+
     def _look_around(self, view: View, stamp: float) -> list[Sighting]:
         """Match the keyframes that should see most of the cloud if the sensor moved on as before."""
         guesses = self._guesses(stamp)
@@ -156,7 +172,8 @@ class RigidTracker:
         rated.sort(key=lambda pair: -pair[0] - (STAY if pair[1].id == self._last_keyframe else 0.0))
         frames = [frame for _, frame in rated[: self.settings.candidates]]
         frames = frames or [self.keyframes.nearest(guesses[0])]
-        sightings = self._sight(view, frames, guesses)
+        recent = abs(stamp - self._map.path.latest(self.keyframes, 1)[0][0]) <= FOLLOW_SECONDS
+        sightings = self._sight(view, frames, guesses, recent)
         if any(sighting.registration.ok for sighting in sightings):
             return sightings
         return [self._look_wider(view, sighting, guesses[-1]) for sighting in sightings]
@@ -177,11 +194,14 @@ class RigidTracker:
         share = min((stamp - last_stamp) / (last_stamp - earlier_stamp), 2.0)  # no sensor goes on for ever
         return [extrapolate(earlier, last, share), last]
 
-    def _sight(self, view: View, frames: Sequence[Keyframe], guesses: Sequence[FloatArray]) -> list[Sighting]:
+    def _sight(
+        self, view: View, frames: Sequence[Keyframe], guesses: Sequence[FloatArray], recent: bool = False
+    ) -> list[Sighting]:
         """What each keyframe says: the network's motions in one batch, and those from the guesses beside them."""
+        rule = self._followed if recent else self._rigid
         matched = self.matcher.register_many(view.cloud, [frame.cloud for frame in frames])
         for place, frame in enumerate(frames if guesses else []):
-            matched[place] = self._try_guesses(view, frame, matched[place], guesses, self._followed)
+            matched[place] = self._try_guesses(view, frame, matched[place], guesses, rule)
             if matched[place].ok:
                 break  # the keyframe that promised most; the others need not be tried
         if self.settings.fallback == "fpfh" and not any(motion.ok for motion in matched):
@@ -266,7 +286,8 @@ class RigidTracker:
         if motion.transform is None or motion.covariance is None:
             raise ValueError("only an accepted registration can be believed")
         covariance = compose_covariance(frame.pose, frame.covariance, motion.transform, motion.covariance)
-        was_lost = self._state in (TrackingState.LOST, TrackingState.INITIALISING)
+        recognised = self._state is TrackingState.INITIALISING and not self._started_here
+        was_lost = self._state is TrackingState.LOST or recognised
         self._state = TrackingState.RELOCALISED if was_lost else TrackingState.OK
         self._last_keyframe, self._pending, self._searched = frame.id, [], 0
         self._map.path.add(stamp, frame.id, motion.transform)

@@ -60,7 +60,7 @@ class TrackerSettings:
     keyframe_distance: float = 0.3
     keyframe_degrees: float = 20.0
     keyframe_overlap: float = 0.6
-    keyframe_least_overlap: float = 0.3
+    keyframe_least_overlap: float = 0.12
     max_keyframes: int = 1000
     max_megabytes: float = 1024.0
     surface_spacing: float = 0.03

@@ -177,12 +177,13 @@ def test_the_listing_for_consumers_in_the_documentation_is_right() -> None:
     listing = next(part for part in page.split("```python\n")[1:] if "def apply(message" in part).split("```")[0]
     names: dict = {}
     exec(listing, names)  # noqa: S102 - the page's own code is what is tested
-    points = plane(0.3, 0.2)[::7]
-    warp = bent_warp(plane(0.3, 0.2))
+    surface = plane(0.3, 0.2)
+    rng = np.random.default_rng(0)
+    warp = bent_warp(surface + rng.normal(0, 5e-4, surface.shape))  # no two nodes equally far, or order decides
+    points = surface[::7] + rng.normal(0, 0.002, surface[::7].shape)
     message = SimpleNamespace(**{key: value.reshape(-1) for key, value in warp.to_arrays().items()})
     message.gamma, message.neighbours = float(message.gamma[0]), int(message.neighbours[0])
     far = np.array([[3.0, 3.0, 3.0]])
     moved = names["apply"](message, np.concatenate([points, far]))
     assert np.isnan(moved[-1]).all()
-    difference = np.linalg.norm(moved[:-1] - warp(points), axis=1)
-    assert difference.max() < 0.002 and np.median(difference) < 1e-4
+    np.testing.assert_allclose(moved[:-1], warp(points), atol=1e-9)

@@ -69,9 +69,9 @@ def test_the_real_launch_runs_the_node() -> None:
     from launch.actions import IncludeLaunchDescription, TimerAction
     from launch.events import Shutdown
     from launch.launch_description_sources import PythonLaunchDescriptionSource
-    from node_harness import untrained_weights
 
     from launch import LaunchDescription, LaunchService
+    from node_harness import untrained_weights
 
     config = untrained_weights().parent / "launch_test.yaml"
     config.write_text(f"/**:\n  ros__parameters:\n    weights: {untrained_weights()}\n")

@@ -173,7 +173,7 @@ def draw_path(run: DemoRun, figures: Figures, path: Path) -> str:
     axis.set_aspect("equal")
     axis.set_xlabel("x [m]")
     axis.set_ylabel("y [m]")
-    axis.legend(loc="best", framealpha=0.9)
+    axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncol=2, frameon=False)  # above: it covers nothing
     figure.tight_layout()
     figure.savefig(path, dpi=100)
     plt.close(figure)

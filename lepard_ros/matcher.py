@@ -110,9 +110,15 @@ class EncodedCloud:
 
 @dataclass(frozen=True)
 class MatcherSettings:
-    """Choices at run time: how many coarse and fine matches are kept, and how a motion is found from them."""
+    """Choices at run time.
+
+    coarse_matches: most coarse matches that are looked into. descriptor_points: fine points that also look for their
+    partner in the whole other cloud (0: none; for rigid scenes). fine_matches: most matches kept. fine_confidence:
+    least confidence of a fine match inside a coarse one. rigid: how a motion is found from the matches.
+    """
 
     coarse_matches: int = 384
+    descriptor_points: int = 1500
     fine_matches: int = 1500
     fine_confidence: float = 0.015
     rigid: RigidSettings = field(default_factory=RigidSettings)
@@ -290,6 +296,10 @@ class Matcher:
             x, y, scores = self._fine_points(source, target, index, scores)
         else:
             x, y = source.points[index[:, 0]], target.points[index[:, 1]]
+        if self.config.fine_dim and self.settings.descriptor_points and self.card.mode == "rigid":
+            more = self._descriptor_points(source, target)
+            scores = scores / scores.max() if len(scores) else scores
+            x, y, scores = (torch.cat(both) for both in zip((x, y, scores), more, strict=True))
         order = scores.argsort(descending=True, stable=True)[: self.settings.fine_matches]
         a, b, confidences = (value[order].cpu().numpy().astype(np.float64) for value in (x, y, scores))
         return Matches(a + source.offset, b + target.offset, confidences)
@@ -310,9 +320,27 @@ class Matcher:
         chosen = select_matches(table, self.settings.fine_confidence, mutual=True)
         patch, a, b = chosen.T
         confidence = table[patch, a, b].sqrt() * scores[patch]
-        points_x = torch.from_numpy(source.surface.points).to(self.device, torch.float32)
-        points_y = torch.from_numpy(target.surface.points).to(self.device, torch.float32)
-        return points_x[rows[patch, a]], points_y[columns[patch, b]], confidence
+        return self._surface(source)[rows[patch, a]], self._surface(target)[columns[patch, b]], confidence
+
+    def _descriptor_points(self, source: EncodedCloud, target: EncodedCloud) -> tuple[Tensor, Tensor, Tensor]:
+        """Fine points that choose each other in the whole clouds, whatever the coarse matches say.
+
+        Returns points (M, 3), (M, 3) and confidences (M,), the best of which is 1.
+        """
+        a, b = source.fine_features, target.fine_features
+        assert a is not None and b is not None and self.network.fine_matching is not None
+        scale = self.network.fine_matching.scale
+        rows = torch.arange(0, len(a), max(1, len(a) // self.settings.descriptor_points), device=self.device)
+        confidence, partner = (a[rows] @ b.T * scale).softmax(1).max(1)
+        back = (b[partner] @ a.T).argmax(1)
+        x, y = self._surface(source), self._surface(target)
+        mutual = (x[back] - x[rows]).norm(dim=1) < 3 * self.config.grid
+        confidence = confidence[mutual] / confidence.max()
+        return x[rows[mutual]], y[partner[mutual]], confidence
+
+    def _surface(self, cloud: EncodedCloud) -> Tensor:
+        """The fine points (N, 3) on the matcher's device."""
+        return torch.from_numpy(cloud.surface.points).to(self.device, torch.float32)
 
 
 def choose_device(name: str) -> torch.device:

@@ -56,6 +56,20 @@ def total_loss(
     return loss
 
 
+def descriptor_loss(scores: Tensor, places: Tensor, radius: float) -> Tensor:
+    """How well each of K fine points finds its partner among the partners of all.
+
+    scores: (K, K) of source against target points, partners on the diagonal. places: (K, 3) of the target points; those
+    nearer than `radius` metres to the true one are neither right nor wrong, and left out.
+    """
+    near = torch.cdist(places, places, compute_mode="donot_use_mm_for_euclid_dist") < radius
+    near.fill_diagonal_(False)
+    scores = scores.masked_fill(near, float("-inf"))
+    labels = torch.arange(len(scores), device=scores.device)
+    entropy = torch.nn.functional.cross_entropy
+    return (entropy(scores, labels) + entropy(scores.T, labels)) / 2
+
+
 def fine_loss(log_confidence: Tensor, matched: Tensor, lonely_source: Tensor, lonely_target: Tensor) -> Tensor:
     """Negative log likelihood of the fine truth.
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lepard_ros.learning.losses import fine_loss, total_loss
+from lepard_ros.learning.losses import descriptor_loss, fine_loss, total_loss
 from lepard_ros.learning.samples import Pair, Sample
 from lepard_ros.learning.truth import fine_truth, mutual_matches
 from lepard_ros.network.lepard import CoarseCloud, Lepard, LepardOutput, pad_clouds
@@ -18,6 +18,8 @@ class ObjectiveSettings(NamedTuple):
     fine_weight: float = 0.25
     match_radius: float = 0.6
     fine_patches: int = 32
+    descriptor_weight: float = 0.6
+    descriptor_points: int = 512
 
 
 class Objective(NamedTuple):
@@ -51,9 +53,18 @@ def objective(network: Lepard, pairs: list[Pair], settings: ObjectiveSettings, s
             for pair, e, truth in zip(pairs, encoded, truths, strict=True)
             if len(truth)
         ]
-        if fines:
-            fine = torch.stack(fines).mean()
-            loss, parts = loss + settings.fine_weight * fine, parts | {"fine": float(fine.detach())}
+        descriptors = [
+            _descriptor_loss(network, pair, e[0][1], e[1][1], settings.descriptor_points, generator)
+            for pair, e in zip(pairs, encoded, strict=True)
+        ]
+        found = [value for value in descriptors if value is not None]
+        for name, weight, values in (
+            ("fine", settings.fine_weight, fines),
+            ("descriptor", settings.descriptor_weight, found),
+        ):
+            if values:
+                mean = torch.stack(values).mean()
+                loss, parts = loss + weight * mean, parts | {name: float(mean.detach())}
     return Objective(loss, parts, output, matches)
 
 
@@ -97,6 +108,23 @@ def _fine_loss(
         network.config.grid,
     )
     return fine_loss(network.fine_matching(_take(x, source), _take(y, target), source_valid, target_valid), *labels)
+
+
+def _descriptor_loss(
+    network: Lepard, pair: Pair, x: Tensor | None, y: Tensor | None, count: int, generator: torch.Generator
+) -> Tensor | None:
+    """The descriptor loss over some fine points that have a partner; None where there are hardly any."""
+    assert x is not None and y is not None and network.fine_matching is not None
+    points, target = pair.source.pyramid.points[0], pair.target.pyramid.points[0]
+    chosen = torch.randperm(len(points), generator=generator)[: 4 * count].to(points.device)
+    warped = _warp(points, pair.fine_flow, pair.motion)[chosen]
+    distance, nearest = torch.cdist(warped, target).min(1)
+    kept = (distance < network.config.grid).nonzero()[:count, 0]
+    if len(kept) < 16:
+        return None
+    chosen, nearest = chosen[kept], nearest[kept]
+    scores = x[chosen] @ y[nearest].T * network.fine_matching.scale
+    return descriptor_loss(scores, target[nearest], 3 * network.config.grid)
 
 
 def _take(values: Tensor, index: Tensor) -> Tensor:

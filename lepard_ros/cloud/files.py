@@ -84,7 +84,17 @@ def _read_npz(path: Path) -> NDArray[np.generic]:
             return archive[name]
     except InputError:
         raise
-    except (OSError, ValueError, EOFError, KeyError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+    # RuntimeError: an encrypted member, or a compression that zipfile does not know.
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        KeyError,
+        AttributeError,
+        RuntimeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
         raise InputError(f"{path} is not a readable npz file ({error}).") from error
 
 

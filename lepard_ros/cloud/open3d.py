@@ -3,11 +3,13 @@
 import ctypes
 import ctypes.util
 import importlib
+from functools import lru_cache
 from types import ModuleType
 
 from lepard_ros.errors import InputError
 
 
+@lru_cache(maxsize=1)
 def import_open3d() -> ModuleType:
     """Import and return Open3D.
 

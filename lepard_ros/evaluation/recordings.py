@@ -136,7 +136,7 @@ def _seed(source: str) -> int:
 
 
 def _open_tum(folder: Path) -> Recording:
-    camera, scale = _read_camera(folder / "camera.txt")
+    camera, scale = read_camera(folder / "camera.txt")
     truth = next(
         (folder / name for name in ("poses.txt", "groundtruth.txt") if (folder / name).is_file()),
         None,
@@ -158,7 +158,7 @@ def _stamp_of(path: Path) -> int:
     return int(whole) * 10**9 + int((fraction + "0" * 9)[:9])
 
 
-def _read_camera(path: Path) -> tuple[Camera, float]:
+def read_camera(path: Path) -> tuple[Camera, float]:
     """The camera and the units per metre of a line such as `fx 517.3 fy 516.5 cx 318.6 cy 255.3 width 640 ...`."""
     try:
         words = next(line for line in path.read_text().splitlines() if not line.startswith("#")).split()

@@ -13,8 +13,7 @@ from scipy.spatial.transform import Rotation
 from lepard_ros.cloud.depth import Camera, depth_to_points
 from lepard_ros.cloud.normals import estimate_normals
 from lepard_ros.errors import InputError
-from lepard_ros.evaluation.recordings import Recording, RoomRecording, open_recording, read_depth_png
-from lepard_ros.evaluation.recordings import _read_camera as read_camera
+from lepard_ros.evaluation.recordings import Recording, RoomRecording, open_recording, read_camera, read_depth_png
 from lepard_ros.learning.fragments import GRID, SINGLE, Fragment, on_grid, spread
 from lepard_ros.learning.sensor import pinhole
 from lepard_ros.learning.shards import Shard, pack

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.ndimage import zoom
 
 from lepard_ros.cloud.depth import Camera
-from lepard_ros.errors import InputError
+from lepard_ros.cloud.open3d import import_open3d
 from lepard_ros.learning.meshes import Mesh
 
 Generator = np.random.Generator
@@ -28,12 +28,8 @@ class Scene:
     """Meshes prepared for ray casting on one thread (many rooms are made side by side, one per process)."""
 
     def __init__(self, meshes: list[Mesh]) -> None:
-        try:
-            import open3d
-        except ImportError as error:
-            raise InputError("Synthetic rooms need Open3D: pip install open3d.") from error
-        self._open3d: Any = open3d
-        self._scene = open3d.t.geometry.RaycastingScene(nthreads=1)
+        self._open3d: Any = import_open3d()
+        self._scene = self._open3d.t.geometry.RaycastingScene(nthreads=1)
         for mesh in meshes:
             self._scene.add_triangles(self._tensor(mesh.vertices, np.float32), self._tensor(mesh.faces, np.uint32))
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lepard_ros.errors import InputError
+from lepard_ros.cloud.open3d import import_open3d
 from lepard_ros.registration.icp import sample
 from lepard_ros.registration.rigid import RigidSettings, register_matches
 from lepard_ros.registration.types import Matches, Registration, Surface
@@ -45,14 +45,11 @@ def match_fpfh(source: Surface, target: Surface, settings: FpfhSettings) -> Matc
 
 def fpfh(surface: Surface, settings: FpfhSettings) -> Tensor:
     """Fast point feature histograms, (N, 33) float32."""
-    try:
-        import open3d
-    except ImportError as error:
-        raise InputError("The FPFH fallback needs open3d: pip install open3d-cpu (or open3d).") from error
+    open3d = import_open3d()
     cloud = open3d.geometry.PointCloud(open3d.utility.Vector3dVector(np.asarray(surface.points, dtype=np.float64)))
     cloud.normals = open3d.utility.Vector3dVector(np.asarray(surface.normals, dtype=np.float64))
     within = open3d.geometry.KDTreeSearchParamHybrid(settings.radius * surface.spacing, settings.neighbours)
-    histogram = open3d.pipelines.registration.compute_fpfh_feature(cloud, within).data  # type: ignore[call-arg]
+    histogram = open3d.pipelines.registration.compute_fpfh_feature(cloud, within).data
     return torch.from_numpy(histogram.T.astype(np.float32))
 
 

@@ -241,6 +241,8 @@ class RigidTracker:
 
         What is searched is counted and not timed, so that a slow machine finds the same places as a fast one.
         """
+        if self._state is not TrackingState.INITIALISING:
+            self._state = TrackingState.LOST  # even if it is found at once: users shall know that the pose may jump
         frames = self._search_order()
         limit = min(len(frames), self._searched + self.settings.search_keyframes)
         sightings = [sighting for sighting in tried if sighting.registration.ok]

@@ -153,6 +153,9 @@ def _draw_map(plt: Any, replay: "Replay", points: FloatArray) -> Any:
         axis.legend(loc="best")
     figure.colorbar(shown, ax=axis, label="height, metres", shrink=0.7)
     limits = np.percentile(flat, [0.5, 99.5], axis=0)
+    if len(path):
+        walked = (path - middle) @ axes.T
+        limits = np.array([np.minimum(limits[0], walked.min(axis=0)), np.maximum(limits[1], walked.max(axis=0))])
     axis.set_xlim(*(limits[:, 0] + [-0.3, 0.3]))
     axis.set_ylim(*(limits[:, 1] + [-0.3, 0.3]))
     axis.set_aspect("equal")
@@ -191,7 +194,8 @@ def _draw_pair(plt: Any, example: "Example") -> Any:
     shift = np.array([np.ptp(target[:, 0]) * 0.6 + np.ptp(source[:, 0]) * 0.6 + 0.1, 0.0])
     figure, axis = plt.subplots(figsize=(11, 5))
     for points, flat, offset in ((example.source, source, 0 * shift), (example.target, target, shift)):
-        axis.scatter(*(flat + offset).T, c=-points[:, 2], s=1.2, cmap="bone", linewidths=0)
+        grey = {"cmap": "bone", "vmin": 0.0, "vmax": 1.4 * np.percentile(points[:, 2], 98)}  # the far is not white
+        axis.scatter(*(flat + offset).T, c=points[:, 2], s=1.2, linewidths=0, **grey)
     _draw_lines(axis, registration, shift)
     inliers = int(registration.inliers.sum())
     verdict = "accepted" if registration.ok else registration.status.value
@@ -199,8 +203,9 @@ def _draw_pair(plt: Any, example: "Example") -> Any:
         f"cloud (left) and keyframe (right): {inliers} of {len(registration.inliers)} matches agree, {verdict}"
         f" ({registration.method})"
     )
+    low, high = np.percentile(np.concatenate([source[:, 1], target[:, 1]]), [0.1, 99.9])
+    axis.set_ylim(high + 0.05, low - 0.05)  # y of a camera points down
     axis.set_aspect("equal")
-    axis.invert_yaxis()
     axis.axis("off")
     return figure
 

@@ -188,7 +188,7 @@ def test_two_hundred_lifecycles_leave_nothing_behind() -> None:
             memory.append(resident_megabytes())
             threads.append(threading.active_count())
     assert len(set(threads)) == 1
-    assert memory[-1] - memory[2] < 30, f"megabytes over the cycles: {memory}"
+    assert memory[-1] - memory[2] < 5, f"megabytes over the cycles: {memory}"
     _track_one(node)
     node.trigger_shutdown()
     node.destroy_node()

@@ -140,16 +140,17 @@ def test_diagnostics_tell_counts_and_state(probe: Probe, start: int) -> None:
 
 def test_a_wall_that_fills_the_view_is_lost_and_nothing_is_published(probe: Probe, start: int) -> None:
     probe.track(cloud_at(0), start)
+    probe.track(cloud_at(1), start + STEP_NS)  # a map that nothing else registered to would be given up instead
     probe.heard["tf"].clear()
     wall = np.full((40, 40, 3), 2.0, np.float32)
     wall[..., :2] = np.stack(np.meshgrid(np.linspace(-1, 1, 40), np.linspace(-1, 1, 40)), axis=-1)
-    status = probe.track(wall, start + STEP_NS)
+    status = probe.track(wall, start + 2 * STEP_NS)
     assert status.state == TrackingStatus.LOST
     assert status.reason != TrackingStatus.REASON_NONE
     assert status.reason_text
     probe.spin(0.3)
     assert not probe.transforms()
-    assert probe.track(cloud_at(0.5), start + 2 * STEP_NS).state in (TrackingStatus.OK, TrackingStatus.RELOCALISED)
+    assert probe.track(cloud_at(0.5), start + 3 * STEP_NS).state in (TrackingStatus.OK, TrackingStatus.RELOCALISED)
 
 
 def test_time_jumping_back_starts_anew(probe: Probe, node: NodeProcess, start: int) -> None:

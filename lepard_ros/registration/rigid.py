@@ -1,6 +1,5 @@
 """From matches to a rigid motion that one can trust."""
 
-import time
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,7 +16,7 @@ from lepard_ros.registration.acceptance import (
 from lepard_ros.registration.consistency import ConsistencySettings, Hypotheses, find_hypotheses
 from lepard_ros.registration.covariance import alignment_covariance
 from lepard_ros.registration.icp import IcpSettings, align, sample, touch, tukey
-from lepard_ros.registration.types import FloatArray, Matches, Registration, Status, Surface
+from lepard_ros.registration.types import FloatArray, Matches, Registration, StageClock, Status, Surface
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ def register_matches(
     """
     settings = settings or RigidSettings()
     matches = checked_matches(matches)
-    clock = _Clock()
+    clock = StageClock()
     early = _hopeless(matches, source, target, settings)
     if early is not None:
         return _refused(early, matches, clock, method)
@@ -84,19 +83,6 @@ def checked_matches(matches: Matches) -> Matches:
     return Matches(source[order], target[order], confidence[order])
 
 
-class _Clock:
-    """Wall seconds by stage."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def stop(self, stage: str) -> None:
-        now = time.perf_counter()
-        self.seconds[stage] = now - self._last
-        self._last = now
-
-
 def _hopeless(matches: Matches, source: Surface, target: Surface, settings: RigidSettings) -> Status | None:
     """Why no motion can be sought at all, if so."""
     if min(len(source.points), len(target.points)) < settings.least_points:
@@ -106,7 +92,7 @@ def _hopeless(matches: Matches, source: Surface, target: Surface, settings: Rigi
     return None
 
 
-def _refused(status: Status, matches: Matches, clock: _Clock, method: str) -> Registration:
+def _refused(status: Status, matches: Matches, clock: StageClock, method: str) -> Registration:
     none = np.zeros(len(matches.confidence), dtype=bool)
     return Registration(None, status, matches, none, seconds=clock.seconds, method=method)
 

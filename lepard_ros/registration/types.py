@@ -1,6 +1,7 @@
 """What registration takes and gives: matches, surfaces, a status, a result."""
 
 import enum
+import time
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -83,3 +84,17 @@ class Registration:
     def ok(self) -> bool:
         """Whether the alignment was accepted."""
         return self.status is Status.OK
+
+
+class StageClock:
+    """Wall seconds by stage."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def stop(self, stage: str) -> None:
+        """Book the time since the last stop to a stage."""
+        now = time.perf_counter()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
+        self._last = now

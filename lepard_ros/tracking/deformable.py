@@ -1,6 +1,5 @@
 """Following a bending thing: its model is warped to every live cloud, and learns from each."""
 
-import time
 from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,7 +10,7 @@ from lepard_ros.errors import InputError
 from lepard_ros.registration.graph import BoolArray
 from lepard_ros.registration.match_filter import FilterSettings, filter_matches
 from lepard_ros.registration.nonrigid import NonrigidSettings, chosen, solve_nonrigid, surface_normals
-from lepard_ros.registration.types import FloatArray, Matches
+from lepard_ros.registration.types import FloatArray, Matches, StageClock
 from lepard_ros.registration.warp import Warp
 from lepard_ros.tracking.model import CanonicalModel, Change, Imprint, ModelSettings, imprint, thin
 from lepard_ros.tracking.track import TrackingState
@@ -104,7 +103,7 @@ class DeformableTracker:
 
     def process(self, points: FloatArray, stamp: float) -> DeformableTrack:
         """Warp the model to a live cloud, (N, 3) or organised (H, W, 3) with NaN, and let it learn from it."""
-        clock = _Clock()
+        clock = StageClock()
         live = self._foreground(points)
         if len(live) < self.settings.least_points:
             return self._refused(stamp, "the cloud has too few points", clock)
@@ -129,7 +128,7 @@ class DeformableTracker:
         live = thin(points, self.settings.model.spacing / 2)
         return live[np.linalg.norm(live, axis=1) < self.settings.farthest]
 
-    def _begin(self, cloud: "EncodedCloud", live: FloatArray, stamp: float, clock: "_Clock") -> DeformableTrack:
+    def _begin(self, cloud: "EncodedCloud", live: FloatArray, stamp: float, clock: StageClock) -> DeformableTrack:
         """Make the live cloud the model."""
         self.reset()
         self.model, self._model_stamp = CanonicalModel(live, self.settings.model), stamp
@@ -176,7 +175,7 @@ class DeformableTracker:
         return ""
 
     def _accept(
-        self, cloud: "EncodedCloud", stamp: float, matches: Matches, warp: Warp, change: Change, clock: "_Clock"
+        self, cloud: "EncodedCloud", stamp: float, matches: Matches, warp: Warp, change: Change, clock: StageClock
     ) -> DeformableTrack:
         assert self.model is not None
         state = TrackingState.OK if self._rejected == 0 else TrackingState.RELOCALISED
@@ -212,7 +211,7 @@ class DeformableTracker:
         self,
         stamp: float,
         reason: str,
-        clock: "_Clock",
+        clock: StageClock,
         live: "tuple[EncodedCloud, FloatArray] | None" = None,
         matches: Matches | None = None,
         warp: Warp | None = None,
@@ -232,7 +231,7 @@ class DeformableTracker:
         stamp: float,
         state: TrackingState,
         reason: str,
-        clock: "_Clock",
+        clock: StageClock,
         warp: Warp | None = None,
         matches: Matches | None = None,
         inliers: BoolArray | None = None,
@@ -257,17 +256,3 @@ class DeformableTracker:
             model_stamp=self._model_stamp,
             seconds=clock.seconds,
         )
-
-
-class _Clock:
-    """Wall time by stage."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._since = time.perf_counter()
-
-    def stop(self, stage: str) -> None:
-        """Book the time since the last stop to a stage."""
-        now = time.perf_counter()
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._since
-        self._since = now

@@ -1,6 +1,5 @@
 """Follow a depth sensor through a rigid scene: every cloud gets a pose, or the plain word that it has none."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from lepard_ros.errors import InputError
 from lepard_ros.registration.fallback import register_fpfh
 from lepard_ros.registration.kabsch import invert
 from lepard_ros.registration.rigid import RigidSettings
-from lepard_ros.registration.types import FloatArray, Registration
+from lepard_ros.registration.types import FloatArray, Registration, StageClock
 from lepard_ros.tracking.keyframe_map import KeyframeMap
 from lepard_ros.tracking.keyframes import Keyframe, KeyframeBuffer, view_distances
 from lepard_ros.tracking.poses import compose_covariance, extrapolate, motion_between, turned_poses
@@ -60,7 +59,7 @@ class RigidTracker:
 
         points: (N, 3) metres in the sensor's frame, or organised (H, W, 3) with NaN. stamp: seconds.
         """
-        clock = _Clock()
+        clock = StageClock()
         view, problem = self._see(points)
         clock.stop("encode")
         if view is None:
@@ -131,7 +130,7 @@ class RigidTracker:
             return None, f"the cloud covers only {len(view.cloud.surface.points)} cells of the grid"
         return view, ""
 
-    def _begin(self, view: View, stamp: float, clock: "_Clock") -> Track:
+    def _begin(self, view: View, stamp: float, clock: StageClock) -> Track:
         """The first cloud of a new map."""
         if not self.settings.mapping:
             return self._unknown(stamp, "there is no map to localise in and mapping is off", [], clock)
@@ -155,7 +154,7 @@ class RigidTracker:
         """Whether the map is one cloud that no other was ever registered to: no loss if it is given up."""
         return self._started_here and self.settings.mapping and len(self.keyframes) == 1 and len(self._map.path) == 1
 
-    def _begin_again(self, view: View, stamp: float, clock: "_Clock") -> Track:
+    def _begin_again(self, view: View, stamp: float, clock: StageClock) -> Track:
         """Start the map anew. No pose comes of it: the next cloud has to be registered to this one first."""
         self.reset()
         self._begin(view, stamp, clock)
@@ -282,7 +281,7 @@ class RigidTracker:
         direct = align_from_guesses(view.surface, pending.view.surface, guess[None], NO_MATCHES, self._rigid)
         return direct.transform is not None and same_place(direct.transform, guess)
 
-    def _known(self, view: View, stamp: float, believed: Sighting, clock: "_Clock") -> Track:
+    def _known(self, view: View, stamp: float, believed: Sighting, clock: StageClock) -> Track:
         """Take a sighting for true: the state, the path, and perhaps a new keyframe."""
         frame, motion = believed.keyframe, believed.registration
         if motion.transform is None or motion.covariance is None:
@@ -316,7 +315,7 @@ class RigidTracker:
         moved = distance > settings.keyframe_distance or turn > settings.keyframe_degrees
         return moved or motion.overlap < settings.keyframe_overlap
 
-    def _grow(self, track: Track, view: View, believed: Sighting, clock: "_Clock") -> Track:
+    def _grow(self, track: Track, view: View, believed: Sighting, clock: StageClock) -> Track:
         """Make the cloud a keyframe; the map, and with it the pose, may be corrected by what it closes."""
         covariance = np.zeros((6, 6)) if track.covariance is None else track.covariance
         frame, closed = self._map.insert(view, track.stamp, believed.keyframe, believed.registration, covariance)
@@ -332,7 +331,7 @@ class RigidTracker:
             loop_closed=closed,
         )
 
-    def _unknown(self, stamp: float, reason: str, sightings: list[Sighting], clock: "_Clock") -> Track:
+    def _unknown(self, stamp: float, reason: str, sightings: list[Sighting], clock: StageClock) -> Track:
         """No pose; the best refused registration comes along, for those who want to see why."""
         if len(self.keyframes) and self._state is not TrackingState.INITIALISING:
             self._state = TrackingState.LOST
@@ -359,16 +358,3 @@ class RigidTracker:
             f"searched {min(self.settings.search_keyframes, len(self.keyframes))} of {len(self.keyframes)} keyframes"
         )
         return f"{best.registration.status.value} ({searched})" if best else searched
-
-
-class _Clock:
-    """Wall seconds by stage."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def stop(self, stage: str) -> None:
-        now = time.perf_counter()
-        self.seconds[stage] = now - self._last
-        self._last = now

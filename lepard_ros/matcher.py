@@ -14,7 +14,7 @@ from torch import Tensor
 from lepard_ros.cloud.grid import grid_subsample
 from lepard_ros.cloud.pyramid import Pyramid, build_pyramid
 from lepard_ros.errors import InputError
-from lepard_ros.network.fine import group_points, owner_of_fine
+from lepard_ros.network.fine import best_partners, coarse_prior, owner_of_fine
 from lepard_ros.network.lepard import Lepard, pad_clouds
 from lepard_ros.network.matching import select_matches
 from lepard_ros.network.weights import Card, load
@@ -42,7 +42,7 @@ class EncodedCloud:
 
     surface: the cloud on the network's grid, with normals, in the cloud's frame less `offset` (3,) metres,
     which is zero but for clouds far from their origin. Tensors: coarse points and normals (n, 3), features (n, d);
-    fine features (N, c) and the fine points of each coarse one, patches (n, P), both None without fine matching.
+    fine features (N, c) and the coarse point of each fine one, owners (N,), both None without fine matching.
     """
 
     surface: Surface
@@ -51,7 +51,7 @@ class EncodedCloud:
     normals: Tensor
     features: Tensor
     fine_features: Tensor | None
-    patches: Tensor | None
+    owners: Tensor | None
     weights_id: str
     seconds: float = 0.0
 
@@ -68,7 +68,7 @@ class EncodedCloud:
     def nbytes(self) -> int:
         """Bytes held by arrays and tensors."""
         tensors = [
-            t for t in (self.points, self.normals, self.features, self.fine_features, self.patches) if t is not None
+            t for t in (self.points, self.normals, self.features, self.fine_features, self.owners) if t is not None
         ]
         surface = self.surface.points.nbytes + self.surface.normals.nbytes
         return sum(t.element_size() * t.nelement() for t in tensors) + surface
@@ -76,7 +76,7 @@ class EncodedCloud:
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """As plain arrays, to be stored in a map."""
         tensors = {"points": self.points, "normals": self.normals, "features": self.features}
-        optional = {"fine_features": self.fine_features, "patches": self.patches}
+        optional = {"fine_features": self.fine_features, "owners": self.owners}
         tensors |= {name: value for name, value in optional.items() if value is not None}
         arrays: dict[str, NDArray[Any]] = {name: value.cpu().numpy() for name, value in tensors.items()}
         surface = self.surface
@@ -97,7 +97,7 @@ class EncodedCloud:
             )
             tensors = {
                 name: torch.from_numpy(np.array(arrays[name])).to(device) if name in arrays else None
-                for name in ("fine_features", "patches")
+                for name in ("fine_features", "owners")
             }
             needed = {
                 name: torch.from_numpy(np.array(arrays[name])).to(device) for name in ("points", "normals", "features")
@@ -112,15 +112,12 @@ class EncodedCloud:
 class MatcherSettings:
     """Choices at run time.
 
-    coarse_matches: most coarse matches that are looked into. descriptor_points: fine points that also look for their
-    partner in the whole other cloud (0: none; for rigid scenes). fine_matches: most matches kept. fine_confidence:
-    least confidence of a fine match inside a coarse one. rigid: how a motion is found from the matches.
+    fine_points: so many points of the source look for their partner among all points of the target (all that there are,
+    if fewer). fine_matches: most matches kept. rigid: how a motion is found from the matches.
     """
 
-    coarse_matches: int = 384
-    descriptor_points: int = 1500
+    fine_points: int = 1500
     fine_matches: int = 1500
-    fine_confidence: float = 0.015
     rigid: RigidSettings = field(default_factory=RigidSettings)
 
 
@@ -178,9 +175,7 @@ class Matcher:
             features, fine = self.network.encode(pyramid)
             coarse = pad_clouds([features], pyramid.points[2:3], pyramid.normals[2:3])
             features = self.network.prepare(coarse).features[0]
-        patches = None
-        if fine is not None:
-            patches = group_points(owner_of_fine(pyramid), len(features), self.config.patch_points)
+        owners = None if fine is None else owner_of_fine(pyramid)
         normals = pyramid.normals or [torch.zeros_like(level) for level in pyramid.points]
         surface = Surface(
             pyramid.points[0].cpu().numpy().astype(np.float64), normals[0].cpu().numpy().astype(np.float64),
@@ -189,7 +184,7 @@ class Matcher:
         tensors = pyramid.points[2], normals[2], features.float()
         seconds = time.perf_counter() - started
         return EncodedCloud(
-            surface, offset, *tensors, None if fine is None else fine.float(), patches, self.weights_id, seconds
+            surface, offset, *tensors, None if fine is None else fine.float(), owners, self.weights_id, seconds
         )
 
     def _bounded_pyramid(self, points: Tensor, eye: Tensor) -> Pyramid:
@@ -285,58 +280,36 @@ class Matcher:
         return EncodedCloud(surface, offset, none, none, features, None, None, self.weights_id)
 
     def _matches(self, source: EncodedCloud, target: EncodedCloud, confidence: Tensor) -> Matches:
-        """Matches from the (padded) confidences of one pair: of coarse points, or of the fine points inside them."""
+        """Matches from the (padded) confidences of one pair: of coarse points, or of the fine points."""
         confidence = confidence[: len(source), : len(target)]
-        index = select_matches(confidence[None], self.config.confidence_threshold, self.config.mutual)[:, 1:]
-        scores = confidence[index[:, 0], index[:, 1]]
-        if self.config.fine_dim and len(scores) > self.settings.coarse_matches:
-            chosen = scores.topk(self.settings.coarse_matches).indices
-            index, scores = index[chosen], scores[chosen]
-        if self.config.fine_dim and len(index):
-            x, y, scores = self._fine_points(source, target, index, scores)
+        if self.config.fine_dim:
+            x, y, scores = self._fine_matches(source, target, confidence)
         else:
+            index = select_matches(confidence[None], self.config.confidence_threshold, self.config.mutual)[:, 1:]
+            scores = confidence[index[:, 0], index[:, 1]]
             x, y = source.points[index[:, 0]], target.points[index[:, 1]]
-        if self.config.fine_dim and self.settings.descriptor_points and self.card.mode == "rigid":
-            more = self._descriptor_points(source, target)
-            scores = scores / scores.max() if len(scores) else scores
-            x, y, scores = (torch.cat(both) for both in zip((x, y, scores), more, strict=True))
         order = scores.argsort(descending=True, stable=True)[: self.settings.fine_matches]
         a, b, confidences = (value[order].cpu().numpy().astype(np.float64) for value in (x, y, scores))
         return Matches(a + source.offset, b + target.offset, confidences)
 
-    def _fine_points(
-        self, source: EncodedCloud, target: EncodedCloud, index: Tensor, scores: Tensor
+    def _fine_matches(
+        self, source: EncodedCloud, target: EncodedCloud, confidence: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Fine matches inside the coarse ones (K, 2): points (M, 3), (M, 3) and confidences (M,)."""
-        assert source.patches is not None and target.patches is not None and self.network.fine_matching is not None
-        assert source.fine_features is not None and target.fine_features is not None
-        rows, columns = source.patches[index[:, 0]], target.patches[index[:, 1]]
-        x, y = (
-            torch.nn.functional.pad(cloud.fine_features, (0, 0, 0, 1))[places]  # type: ignore[arg-type]
-            for cloud, places in ((source, rows), (target, columns))
-        )
-        x_valid, y_valid = rows < len(source.fine_features), columns < len(target.fine_features)
-        table = self.network.fine_matching(x, y, x_valid, y_valid)[:, :-1, :-1].exp()
-        chosen = select_matches(table, self.settings.fine_confidence, mutual=True)
-        patch, a, b = chosen.T
-        confidence = table[patch, a, b].sqrt() * scores[patch]
-        return self._surface(source)[rows[patch, a]], self._surface(target)[columns[patch, b]], confidence
+        """Fine points that choose each other in the whole clouds: points (M, 3), (M, 3) and confidences (M,).
 
-    def _descriptor_points(self, source: EncodedCloud, target: EncodedCloud) -> tuple[Tensor, Tensor, Tensor]:
-        """Fine points that choose each other in the whole clouds, whatever the coarse matches say.
-
-        Returns points (M, 3), (M, 3) and confidences (M,), the best of which is 1.
+        Guided by the coarse confidences (n, m); of a rigid scene also without, for where the coarse ones are all wrong.
         """
-        a, b = source.fine_features, target.fine_features
-        assert a is not None and b is not None and self.network.fine_matching is not None
-        scale = self.network.fine_matching.scale
-        rows = torch.arange(0, len(a), max(1, len(a) // self.settings.descriptor_points), device=self.device)
-        confidence, partner = (a[rows] @ b.T * scale).softmax(1).max(1)
-        back = (b[partner] @ a.T).argmax(1)
-        x, y = self._surface(source), self._surface(target)
-        mutual = (x[back] - x[rows]).norm(dim=1) < 3 * self.config.grid
-        confidence = confidence[mutual] / confidence.max()
-        return x[rows[mutual]], y[partner[mutual]], confidence
+        assert source.owners is not None and target.owners is not None and self.network.fine_matching is not None
+        assert source.fine_features is not None and target.fine_features is not None
+        count, matching = len(source.fine_features), self.network.fine_matching
+        rows = torch.arange(0, count, max(1, count // self.settings.fine_points), device=self.device)
+        x, y = source.fine_features[rows] * matching.scale, target.fine_features.T.contiguous()
+        if self.card.mode == "rigid":
+            column, confidences = best_partners(x, y)
+        else:
+            prior = coarse_prior(confidence, matching.guidance)
+            column, confidences = best_partners(x, y, prior, source.owners[rows], target.owners)
+        return self._surface(source)[rows], self._surface(target)[column], confidences
 
     def _surface(self, cloud: EncodedCloud) -> Tensor:
         """The fine points (N, 3) on the matcher's device."""

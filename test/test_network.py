@@ -11,7 +11,7 @@ from lepard_ros.errors import InputError
 from lepard_ros.network.attention import AttentionLayer, PairBias
 from lepard_ros.network.config import PRESETS, SMALL_RIGID, LepardConfig
 from lepard_ros.network.convolution import KernelPointConvolution, Relation
-from lepard_ros.network.fine import FineMatching, group_points
+from lepard_ros.network.fine import best_partners, coarse_prior
 from lepard_ros.network.lepard import Lepard, pad_clouds, split_pairs
 from lepard_ros.network.matching import dual_softmax, select_matches, sinkhorn
 from lepard_ros.network.position import RotaryCode
@@ -158,8 +158,8 @@ def test_every_parameter_gets_a_gradient(config: LepardConfig) -> None:
     output = network.match(*split_pairs(coarse, stacked))
     loss = output.confidence.square().sum() + sum(r.confidence.square().sum() for r in output.repositionings)
     if fine is not None and network.fine_matching is not None:
-        valid = torch.ones(1, 8, dtype=torch.bool)
-        loss = loss + network.fine_matching(fine[None, :8], fine[None, 8:16], valid, valid).square().sum()
+        prior = coarse_prior(output.confidence[0].detach(), network.fine_matching.guidance)
+        loss = loss + (fine[:8] @ fine[8:16].T * network.fine_matching.scale).square().sum() + prior.sum()
     loss.backward()
     missing = [name for name, p in network.named_parameters() if p.grad is None or not torch.isfinite(p.grad).all()]
     assert missing == []
@@ -231,16 +231,23 @@ def test_select_matches() -> None:
     assert select_matches(confidence, 0.15, mutual=True).tolist() == [[0, 0, 0]]
 
 
-def test_fine_points_are_grouped_by_their_owner() -> None:
-    index = group_points(torch.tensor([1, 0, 1, 1, 2]), coarse=2, size=2)
-    assert index.tolist() == [[1, 5], [0, 2]]
+def test_best_partners_are_those_of_the_whole_table() -> None:
+    """In pieces or at once, guided or not: the row's softmax, less what the column has better."""
+    x, y, rows, columns = random(150, 8), random(8, 90), torch.arange(150) % 11, torch.arange(90) % 8
+    prior = coarse_prior(random(10, 7).sigmoid(), torch.tensor(0.7))
+    for table, guide in ((x @ y, ()), (x @ y + prior[rows][:, columns], (prior, rows, columns))):
+        partner, confidence = best_partners(x, y, *guide)
+        assert partner.tolist() == table.argmax(1).tolist()
+        best = table.amax(1)
+        torch.testing.assert_close(confidence, table.softmax(1).amax(1) * (best - table.amax(0)[partner]).exp())
 
 
-def test_fine_matching_finds_equal_features() -> None:
-    x = torch.nn.functional.normalize(random(1, 6, 32), dim=-1) * 8
-    valid = torch.ones(1, 6, dtype=torch.bool)
-    table = FineMatching(32)(x, x, valid, valid).exp()[0, :-1, :-1]
-    assert table.argmax(1).tolist() == list(range(6))
+def test_points_without_a_coarse_point_are_not_guided() -> None:
+    prior = coarse_prior(torch.ones(2, 3), torch.tensor(1.0))
+    assert prior.shape == (3, 4)
+    assert (prior[:2, :3] == 0).all()
+    assert (prior[2] < -5).all()
+    assert (prior[:, 3] < -5).all()
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,13 @@ import torch
 
 from lepard_ros.errors import InputError
 from lepard_ros.learning import command
-from lepard_ros.learning.losses import focal_loss, focal_loss_sinkhorn, warping_loss
+from lepard_ros.learning.losses import descriptor_loss, focal_loss, focal_loss_sinkhorn, warping_loss
 from lepard_ros.learning.meshes import MeshLibrary
 from lepard_ros.learning.objective import ObjectiveSettings, objective
 from lepard_ros.learning.samples import RoomStream, training_files
 from lepard_ros.learning.shards import make_room, room_path, save_room
 from lepard_ros.learning.training import Trainer, TrainingSettings, rate_at
-from lepard_ros.learning.truth import fine_truth, mutual_matches
+from lepard_ros.learning.truth import mutual_matches
 from lepard_ros.network.config import SMALL_RIGID, LepardConfig
 from lepard_ros.network.lepard import Lepard
 from lepard_ros.network.procrustes import RigidFit
@@ -66,13 +66,12 @@ def test_mutual_matches_by_hand() -> None:
     assert mutual_matches(warped, target, 0.1).tolist() == [[0, 0]]
 
 
-def test_fine_truth_by_hand() -> None:
-    warped = torch.tensor([[[0.0, 0, 0], [0.5, 0, 0]]])
-    target = torch.tensor([[[0.02, 0, 0], [0.56, 0, 0]]])
-    valid = torch.ones(1, 2, dtype=torch.bool)
-    truth = fine_truth(warped, target, valid, valid, grid=0.05)
-    assert truth.matched[0].tolist() == [[True, False], [False, False]]
-    assert truth.lonely_source[0].tolist() == [False, False]  # 0.06 m: neither right nor clearly wrong
+def test_descriptor_loss_by_hand() -> None:
+    """The second point is too near to the partner to count as wrong; the third one does."""
+    scores = torch.tensor([[1.0, 9.0, 0.5]])
+    places = torch.tensor([[0.0, 0, 0], [0.1, 0, 0], [2, 0, 0]])
+    expected = -np.log(np.exp(1) / (np.exp(1) + np.exp(0.5)))
+    assert float(descriptor_loss(scores, torch.tensor([0]), places, 0.15)) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "linear", "exponential"])

@@ -143,7 +143,8 @@ def report(log: Log, step: int, row: dict[str, float], pairs: int) -> None:
     """One line for the person who watches, one row for the curves."""
     log.write({"step": step, **row})
     rate = pairs / row["seconds_per_step"]
-    sys.stdout.write(f"step {step}  loss {row['loss']:.3f}  fine {row.get('fine', 0):.3f}  {rate:.2f} pairs/s\n")
+    terms = "  ".join(f"{name} {row[name]:.3f}" for name in ("loss", "coarse", "descriptor", "guided") if name in row)
+    sys.stdout.write(f"step {step}  {terms}  {rate:.2f} pairs/s\n")
     sys.stdout.flush()
 
 

@@ -1,4 +1,4 @@
-"""The paper's losses, and the one of the fine matching."""
+"""The paper's losses, and the one of the fine points' descriptors."""
 
 import torch
 from torch import Tensor
@@ -56,26 +56,12 @@ def total_loss(
     return loss
 
 
-def descriptor_loss(scores: Tensor, places: Tensor, radius: float) -> Tensor:
-    """How well each of K fine points finds its partner among the partners of all.
+def descriptor_loss(scores: Tensor, partner: Tensor, places: Tensor, radius: float) -> Tensor:
+    """How well each of K fine points finds its partner among all M points of the other cloud.
 
-    scores: (K, K) of source against target points, partners on the diagonal. places: (K, 3) of the target points; those
-    nearer than `radius` metres to the true one are neither right nor wrong, and left out.
+    scores: (K, M); partner: (K,) indices; places: (M, 3). Points nearer than `radius` metres to the true partner are
+    neither right nor wrong, and left out.
     """
-    near = torch.cdist(places, places, compute_mode="donot_use_mm_for_euclid_dist") < radius
-    near.fill_diagonal_(False)
-    scores = scores.masked_fill(near, float("-inf"))
-    labels = torch.arange(len(scores), device=scores.device)
-    entropy = torch.nn.functional.cross_entropy
-    return (entropy(scores, labels) + entropy(scores.T, labels)) / 2
-
-
-def fine_loss(log_confidence: Tensor, matched: Tensor, lonely_source: Tensor, lonely_target: Tensor) -> Tensor:
-    """Negative log likelihood of the fine truth.
-
-    log_confidence: (P, a + 1, b + 1) of `FineMatching`; matched: (P, a, b) true pairs;
-    lonely_source: (P, a), lonely_target: (P, b) points without a partner in the patch.
-    """
-    pairs = log_confidence[:, :-1, :-1][matched] / 2
-    alone = torch.cat([log_confidence[:, :-1, -1][lonely_source], log_confidence[:, -1, :-1][lonely_target]])
-    return -(pairs.sum() / max(1, len(pairs)) + 0.5 * alone.sum() / max(1, len(alone)))
+    near = torch.cdist(places[partner], places) < radius
+    near[torch.arange(len(partner), device=partner.device), partner] = False
+    return torch.nn.functional.cross_entropy(scores.masked_fill(near, float("-inf")), partner)

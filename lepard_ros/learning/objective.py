@@ -5,9 +5,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lepard_ros.learning.losses import descriptor_loss, fine_loss, total_loss
+from lepard_ros.learning.losses import descriptor_loss, total_loss
 from lepard_ros.learning.samples import Pair, Sample
-from lepard_ros.learning.truth import fine_truth, mutual_matches
+from lepard_ros.learning.truth import mutual_matches
+from lepard_ros.network.fine import coarse_prior
 from lepard_ros.network.lepard import CoarseCloud, Lepard, LepardOutput, pad_clouds
 
 
@@ -15,11 +16,10 @@ class ObjectiveSettings(NamedTuple):
     """Weights of the losses, and the radius of a true coarse match in coarse cells."""
 
     warping_weight: float = 0.0
-    fine_weight: float = 0.25
     match_radius: float = 0.6
-    fine_patches: int = 32
-    descriptor_weight: float = 0.6
-    descriptor_points: int = 512
+    descriptor_weight: float = 2.0
+    guided_weight: float = 0.3
+    fine_points: int = 384
 
 
 class Objective(NamedTuple):
@@ -32,7 +32,7 @@ class Objective(NamedTuple):
 
 
 def objective(network: Lepard, pairs: list[Pair], settings: ObjectiveSettings, seed: int = 0) -> Objective:
-    """Encode, match, and compare with the truth. seed: which patches the fine loss looks at."""
+    """Encode, match, and compare with the truth. seed: which fine points are looked at."""
     encoded = [[network.encode(s.pyramid, s.relations) for s in (pair.source, pair.target)] for pair in pairs]
     source = _batch([pair.source for pair in pairs], [e[0][0] for e in encoded])
     target = _batch([pair.target for pair in pairs], [e[1][0] for e in encoded])
@@ -46,25 +46,18 @@ def objective(network: Lepard, pairs: list[Pair], settings: ObjectiveSettings, s
     sinkhorn = network.config.matching == "sinkhorn"
     coarse = total_loss(output, matches, source.points, warped, settings.warping_weight, sinkhorn)
     loss, parts = coarse, {"coarse": float(coarse.detach())}
-    if network.fine_matching is not None and settings.fine_weight:
+    if network.fine_matching is not None:
         generator = torch.Generator().manual_seed(seed)
+        confidences = output.confidence.detach()
         fines = [
-            _fine_loss(network, pair, e[0][1], e[1][1], truth, settings.fine_patches, generator)
-            for pair, e, truth in zip(pairs, encoded, truths, strict=True)
-            if len(truth)
+            _fine_losses(network, pair, e[0][1], e[1][1], confidence, settings.fine_points, generator)
+            for pair, e, confidence in zip(pairs, encoded, confidences, strict=True)
         ]
-        descriptors = [
-            _descriptor_loss(network, pair, e[0][1], e[1][1], settings.descriptor_points, generator)
-            for pair, e in zip(pairs, encoded, strict=True)
-        ]
-        found = [value for value in descriptors if value is not None]
-        for name, weight, values in (
-            ("fine", settings.fine_weight, fines),
-            ("descriptor", settings.descriptor_weight, found),
-        ):
-            if values:
-                mean = torch.stack(values).mean()
-                loss, parts = loss + weight * mean, parts | {name: float(mean.detach())}
+        found = [value for value in fines if value is not None]
+        if found:
+            descriptor, guided = torch.stack(found).mean(0)
+            loss = loss + settings.descriptor_weight * descriptor + settings.guided_weight * guided
+            parts |= {"descriptor": float(descriptor.detach()), "guided": float(guided.detach())}
     return Objective(loss, parts, output, matches)
 
 
@@ -84,52 +77,37 @@ def _batch(samples: list[Sample], features: list[Tensor]) -> CoarseCloud:
     return pad_clouds(features, [p.points[2] for p in pyramids], normals)
 
 
-def _fine_loss(
+def _fine_losses(
     network: Lepard,
     pair: Pair,
     x: Tensor | None,
     y: Tensor | None,
-    truth: Tensor,
+    confidence: Tensor,
     count: int,
     generator: torch.Generator,
-) -> Tensor:
-    """The fine loss over some of the true coarse matches (K, 2) of a pair; x, y: fine features."""
-    assert x is not None and y is not None and pair.source.patches is not None and pair.target.patches is not None
-    assert network.fine_matching is not None
-    chosen = truth[torch.randperm(len(truth), generator=generator)[:count].to(truth.device)]
-    source, target = pair.source.patches[chosen[:, 0]], pair.target.patches[chosen[:, 1]]
-    warped = _warp(pair.source.pyramid.points[0], pair.fine_flow, pair.motion)
-    source_valid, target_valid = source < len(warped), target < len(pair.target.pyramid.points[0])
-    labels = fine_truth(
-        _take(warped, source),
-        _take(pair.target.pyramid.points[0], target),
-        source_valid,
-        target_valid,
-        network.config.grid,
-    )
-    return fine_loss(network.fine_matching(_take(x, source), _take(y, target), source_valid, target_valid), *labels)
-
-
-def _descriptor_loss(
-    network: Lepard, pair: Pair, x: Tensor | None, y: Tensor | None, count: int, generator: torch.Generator
 ) -> Tensor | None:
-    """The descriptor loss over some fine points that have a partner; None where there are hardly any."""
-    assert x is not None and y is not None and network.fine_matching is not None
-    points, target = pair.source.pyramid.points[0], pair.target.pyramid.points[0]
-    chosen = torch.randperm(len(points), generator=generator)[: 4 * count].to(points.device)
-    warped = _warp(points, pair.fine_flow, pair.motion)[chosen]
-    distance, nearest = torch.cdist(warped, target).min(1)
+    """(2,): the descriptor loss of some fine points that have a partner, both ways, and the same guided by the coarse
+    confidences (n, m); None where hardly any point has a partner. x, y: fine features (N, c), (M, c)."""
+    source, target, matching = pair.source, pair.target, network.fine_matching
+    assert x is not None and y is not None and matching is not None
+    assert source.owners is not None and target.owners is not None
+    warped = _warp(source.pyramid.points[0], pair.fine_flow, pair.motion)
+    places = target.pyramid.points[0]
+    chosen = torch.randperm(len(warped), generator=generator)[: 4 * count].to(warped.device)
+    distance, nearest = torch.cdist(warped[chosen], places).min(1)
     kept = (distance < network.config.grid).nonzero()[:count, 0]
     if len(kept) < 16:
         return None
     chosen, nearest = chosen[kept], nearest[kept]
-    scores = x[chosen] @ y[nearest].T * network.fine_matching.scale
-    return descriptor_loss(scores, target[nearest], 3 * network.config.grid)
-
-
-def _take(values: Tensor, index: Tensor) -> Tensor:
-    """Rows by index, zeros for an empty place."""
-    return torch.nn.functional.pad(values, (0, 0, 0, 1))[index]
+    confidence = confidence[: len(source.pyramid.points[2]), : len(target.pyramid.points[2])]
+    prior = coarse_prior(confidence, matching.guidance)[source.owners[chosen]][:, target.owners]
+    radius = 3 * network.config.grid
+    scores = x[chosen] @ y.T * matching.scale
+    forth = descriptor_loss(scores, nearest, places, radius)
+    back = descriptor_loss(y[nearest] @ x.T * matching.scale, chosen, warped, radius)
+    # The guided loss teaches the weight of the guidance, and descriptors to tell apart what it leaves open.
+    guided = descriptor_loss(scores + prior, nearest, places, radius)
+    return torch.stack([(forth + back) / 2, guided])
 
 
 class MatchQuality(NamedTuple):

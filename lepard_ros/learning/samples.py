@@ -16,7 +16,7 @@ from lepard_ros.cloud.pyramid import Pyramid, build_pyramid
 from lepard_ros.errors import InputError
 from lepard_ros.learning.shards import Shard, load_room
 from lepard_ros.network.backbone import Relations
-from lepard_ros.network.fine import group_points, owner_of_fine
+from lepard_ros.network.fine import owner_of_fine
 from lepard_ros.network.lepard import Lepard
 
 
@@ -32,11 +32,11 @@ class Augmentation:
 
 @dataclass
 class Sample:
-    """A cloud ready for the network: pyramid, convolution operators, and the fine points of each coarse one (n, P)."""
+    """A cloud ready for the network: pyramid, convolution operators, and the coarse point of each fine one (N,)."""
 
     pyramid: Pyramid
     relations: Relations
-    patches: Tensor | None
+    owners: Tensor | None
 
 
 @dataclass
@@ -63,8 +63,7 @@ def make_sample(points: Tensor, viewpoint: Tensor, network: Lepard) -> Sample:
             relation.invariant_bag().transpose()
     if not config.fine_dim:
         return Sample(pyramid, relations, None)
-    patches = group_points(owner_of_fine(pyramid), len(pyramid.points[2]), config.patch_points)
-    return Sample(pyramid, relations, patches)
+    return Sample(pyramid, relations, owner_of_fine(pyramid))
 
 
 @dataclass

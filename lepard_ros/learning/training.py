@@ -84,9 +84,13 @@ class Trainer:
         for group in self.optimiser.param_groups:
             group["lr"] = settings.rate * rate_at(self.step_number, settings)
         self.optimiser.zero_grad(set_to_none=False)
-        with torch.autocast(self.device.type, dtype=torch.float16, enabled=self.device.type == "cuda"):
-            result = objective(self.network, pairs, settings.objective, seed=self.step_number)
-        self.scaler.scale(result.loss).backward()
+        total: dict[str, float] = {}
+        for pair in pairs:  # one by one: on a CPU a batch gains nothing, and padding it to the largest pair costs
+            with torch.autocast(self.device.type, dtype=torch.float16, enabled=self.device.type == "cuda"):
+                result = objective(self.network, [pair], settings.objective, seed=self.step_number)
+            self.scaler.scale(result.loss / len(pairs)).backward()
+            for name, value in (("loss", float(result.loss.detach())), *result.parts.items()):
+                total[name] = total.get(name, 0.0) + value / len(pairs)
         self.scaler.unscale_(self.optimiser)
         average_gradients(self.parameters)
         norm = nn.utils.clip_grad_norm_(self.parameters, settings.clip)
@@ -95,7 +99,7 @@ class Trainer:
         self.scaler.update()
         self._average()
         self.step_number += 1
-        return {"loss": float(result.loss.detach()), "gradient": float(norm), **result.parts}
+        return {**total, "gradient": float(norm)}
 
     @torch.no_grad()
     def _average(self) -> None:

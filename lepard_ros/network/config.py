@@ -43,7 +43,6 @@ class LepardConfig:
     procrustes: str = "soft"  # "soft": the paper's; "robust": matches that agree with each other weigh more
     max_condition_number: float = 30.0
     fine_dim: int = 0  # width of the fine features at level 0 (0: none)
-    patch_points: int = 32  # fine points of a coarse point that are compared
     confidence_threshold: float = 0.05
     mutual: bool = False
 

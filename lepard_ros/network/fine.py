@@ -1,55 +1,59 @@
-"""Fine matching: inside a pair of matched coarse points, which fine point is which."""
+"""Matching of fine points over the whole clouds, by their descriptors and, if wanted, guided by the coarse matches."""
 
 import torch
 from torch import Tensor, nn
 
 from lepard_ros.cloud.pyramid import Pyramid
 
+# Confidence that a pair of coarse points has at least: a fine match must stay possible where the coarse ones are wrong.
+FLOOR = 1e-5
+
 
 def owner_of_fine(pyramid: Pyramid) -> Tensor:
-    """The coarse point that each fine point belongs to, by way of the level between: (N_0,)."""
+    """The coarse point that each fine point belongs to, by way of the level between: (N_0,), N_2 for none."""
     middle = torch.nn.functional.pad(pyramid.upsamples[1], (0, 1), value=len(pyramid.points[2]))
     return middle[pyramid.upsamples[0]]
 
 
-def group_points(nearest: Tensor, coarse: int, size: int) -> Tensor:
-    """Give every fine point to its nearest coarse point, at most `size` to each.
+def coarse_prior(confidence: Tensor, guidance: Tensor) -> Tensor:
+    """What the coarse confidences (n, m) add to the scores of fine points; a last row and column for those of no point.
 
-    nearest: (N,) the coarse point of every fine point (`coarse` if it has none); coarse: how many there are.
-    Returns (coarse, size) indices into the fine points, N for an empty place.
+    Returns (n + 1, m + 1).
     """
-    count = len(nearest)
-    order = torch.argsort(nearest, stable=True)
-    owner = nearest[order]
-    population = torch.bincount(owner, minlength=coarse + 1)
-    start = population.cumsum(0) - population
-    place = torch.arange(count, device=nearest.device) - start[owner]
-    keep = (place < size) & (owner < coarse)
-    index = torch.full((coarse, size), count, dtype=torch.int64, device=nearest.device)
-    index[owner[keep], place[keep]] = order[keep]
-    return index
+    return guidance * torch.nn.functional.pad(confidence, (0, 1, 0, 1)).clamp(min=FLOOR).log()
 
 
 class FineMatching(nn.Module):
-    """Dual softmax inside pairs of patches, with a place for points that have no partner there."""
+    """The scale of the descriptors' products, and the weight of the coarse confidences beside them."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(3.0 / dim**0.5))
-        self.unmatched = nn.Parameter(torch.tensor(1.0))
+        self.guidance = nn.Parameter(torch.tensor(0.5))
 
-    def forward(self, x: Tensor, y: Tensor, x_valid: Tensor, y_valid: Tensor) -> Tensor:
-        """x: (P, a, c), y: (P, b, c) fine features; valid: (P, a), (P, b).
 
-        Returns log confidences (P, a + 1, b + 1): of each pair, and in the last row and column of having no partner.
-        """
-        scores = x @ y.transpose(1, 2) * self.scale
-        pairs, a, b = scores.shape
-        table = self.unmatched.expand(pairs, a + 1, b + 1).clone()
-        table[:, :a, :b] = scores.masked_fill(~(x_valid[:, :, None] & y_valid[:, None]), -1e4)
-        rows, columns = table.log_softmax(2), table.log_softmax(1)
-        # A match must be wanted from both sides; having no partner is decided by each side alone.
-        joint = (rows + columns).clone()
-        joint[:, :a, b] = rows[:, :a, b]
-        joint[:, a, :b] = columns[:, a, :b]
-        return joint
+# Rows of the table of scores that are made at once: few, so that they stay in the cache (a third of the time of all).
+CHUNK = 64
+
+
+def best_partners(
+    x: Tensor, y: Tensor, prior: Tensor | None = None, rows: Tensor | None = None, columns: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The best partner of each point (a,), and how sure it is (a,): wanted from both sides.
+
+    x: (a, c), scaled, and y: (c, b) features. prior: (n + 1, m + 1) of `coarse_prior`, with the coarse points
+    rows: (a,) and columns: (b,) that the fine ones belong to. A partner that has a better one itself loses confidence by as much.
+    """
+    partners, bests, totals = [], [], []
+    most = x.new_full((y.shape[1],), -torch.inf)
+    for start in range(0, len(x), CHUNK):
+        scores = x[start : start + CHUNK] @ y
+        if prior is not None and rows is not None and columns is not None:
+            scores += prior[rows[start : start + CHUNK]].index_select(1, columns)
+        best, partner = scores.max(1)
+        most = torch.maximum(most, scores.amax(0))
+        totals.append(scores.sub_(best[:, None]).exp_().sum(1))
+        bests.append(best)
+        partners.append(partner)
+    partner = torch.cat(partners)
+    return partner, (torch.cat(bests) - most[partner]).exp() / torch.cat(totals)

@@ -42,7 +42,8 @@ def best_partners(
     """The best partner of each point (a,), and how sure it is (a,): wanted from both sides.
 
     x: (a, c), scaled, and y: (c, b) features. prior: (n + 1, m + 1) of `coarse_prior`, with the coarse points
-    rows: (a,) and columns: (b,) that the fine ones belong to. A partner that has a better one itself loses confidence by as much.
+    rows: (a,) and columns: (b,) that the fine ones belong to.
+    A partner that has a better one itself loses confidence by as much.
     """
     partners, bests, totals = [], [], []
     most = x.new_full((y.shape[1],), -torch.inf)

@@ -1,5 +1,6 @@
 """What the node runs: a mode turns one cloud into messages. The node does not know which one it has."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -40,10 +41,13 @@ class Output(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What came of one cloud. The node adds counts and latency to the status."""
+    """What came of one cloud. The node adds counts and latency to the status.
+
+    outputs: in the order of publishing, perhaps made only when it is their turn: what others wait for comes first.
+    """
 
     status: TrackingStatus
-    outputs: list[Output]
+    outputs: Iterable[Output]
 
 
 class Mode(Protocol):

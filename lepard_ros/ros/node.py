@@ -17,6 +17,7 @@ from std_srvs.srv import Trigger
 
 from lepard_ros.errors import InputError
 from lepard_ros.msg import TrackingStatus
+from lepard_ros.registration.types import StageClock
 from lepard_ros.ros import conversion
 from lepard_ros.ros.compat import TransformBroadcaster
 from lepard_ros.ros.conversion import Frame
@@ -184,15 +185,19 @@ class LepardNode(LifecycleNode):
     def _process(self, arrival: Arrival) -> None:
         """The walk of one cloud, in the worker's thread."""
         header: Any = None
+        clock = StageClock()
         try:
             message, header = self._read(arrival)
             frame = self._decode(message, arrival)
             self._reset_if_new(frame)
+            frame = self._crop(frame)
+            clock.stop("decode")
             with self._lock:
                 if self._mode is None:
                     return
-                result = process_within_memory(self._mode, self._crop(frame), self._wanted(), self.get_logger())
-            self._publish(result)
+                result = process_within_memory(self._mode, frame, self._wanted(), self.get_logger())
+                clock.stop("mode")
+                self._publish(result, clock)
             self.health.rejected_in_a_row = 0
         except MissingTransformError as error:
             self._reject(header, int(TrackingStatus.REASON_NO_TRANSFORM), "no transform", str(error))
@@ -225,14 +230,15 @@ class LepardNode(LifecycleNode):
     def _wanted(self) -> set[str]:
         return {name for name, publisher in self._outputs.items() if publisher.get_subscription_count() > 0}
 
-    def _publish(self, result: Result) -> None:
+    def _publish(self, result: Result, clock: StageClock) -> None:
         """Send everything of one cloud, the status last: who has it knows that the rest is out."""
         for topic, message in result.outputs:
             if topic == TF:
                 self._broadcaster.send(message.parent, message.child, message.stamp_ns, message.matrix)
             elif topic in self._outputs:
                 self._outputs[topic].publish(message)
-        status = result.status
+        clock.stop("publish")
+        status = _with_own_stages(result.status, clock.seconds["decode"], clock.seconds["publish"])
         self._state = int(status.state)
         self.health.state, self.health.state_reason = _STATES[self._state], status.reason_text
         self.health.stages = dict(zip(status.stage_names, status.stage_seconds, strict=True))
@@ -345,6 +351,13 @@ class LepardNode(LifecycleNode):
         name = self.get_fully_qualified_name()
         silence = self.settings.silence
         self._diagnostics.publish(diagnostics_message(name, self.health, facts, silence, self._now_ns()))
+
+
+def _with_own_stages(status: TrackingStatus, decode: float, publish: float) -> TrackingStatus:
+    """Add the node's own work [s] to the stages of the mode."""
+    status.stage_names = ["decode", *status.stage_names, "publish"]
+    status.stage_seconds = [decode, *status.stage_seconds, publish]
+    return status
 
 
 def input_qos(name: str) -> QoSProfile:

@@ -1,6 +1,7 @@
 """Rigid mode: the pose of a moving sensor, as TF, odometry, path and map."""
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -53,10 +54,7 @@ class RigidMode:
         anchor = self._plan.anchor(frame.frame_id, frame.stamp_ns)
         track = self._tracker.process(frame.points, frame.stamp_ns * 1e-9)
         self._note_keyframe(track, frame)
-        outputs = self._pose_outputs(track, frame, anchor)
-        outputs += self._match_outputs(track, frame, wanted)
-        outputs += self._map_outputs(frame)
-        return Result(self._status(track, frame), outputs)
+        return Result(self._status(track, frame), self._outputs(track, frame, anchor, wanted))
 
     def apply(self, settings: NodeSettings) -> None:
         """Take over parameters that changed while running."""
@@ -91,6 +89,12 @@ class RigidMode:
             self._keyframe_stamps[max(one.id for one in keyframes)] = frame.stamp_ns
             self._keyframe_stamps = {id_: ns for id_, ns in self._keyframe_stamps.items() if id_ in keyframes}
         self._map_changed |= track.new_keyframe or track.loop_closed
+
+    def _outputs(self, track: Track, frame: Frame, anchor: Anchor, wanted: set[str]) -> Iterator[Output]:
+        """The pose first: it is out before markers, path and map are even made."""
+        yield from self._pose_outputs(track, frame, anchor)
+        yield from self._match_outputs(track, frame, wanted)
+        yield from self._map_outputs(frame)
 
     def _pose_outputs(self, track: Track, frame: Frame, anchor: Anchor) -> list[Output]:
         """TF and odometry; nothing for a cloud whose pose was not accepted."""

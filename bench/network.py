@@ -16,6 +16,7 @@ import torch
 
 from lepard_ros.cloud.pyramid import build_pyramid, stack_pyramids
 from lepard_ros.matcher import Matcher
+from lepard_ros.network.allocator import keep_freed_memory
 from lepard_ros.network.config import PAPER_RIGID
 from lepard_ros.network.lepard import Lepard, split_pairs
 
@@ -65,6 +66,7 @@ def depth_cloud(shift: float) -> np.ndarray:
 def bench_paper(data: Path | None) -> None:
     """The paper's size: forward pass and backbone."""
     clouds = fragments(data)
+    keep_freed_memory()  # as `Matcher` does
     network = Lepard(PAPER_RIGID).eval()
     before = peak_megabytes()
     with torch.no_grad():

@@ -14,6 +14,7 @@ from torch import Tensor
 from lepard_ros.cloud.grid import grid_subsample
 from lepard_ros.cloud.pyramid import Pyramid, build_pyramid
 from lepard_ros.errors import InputError
+from lepard_ros.network.allocator import keep_freed_memory
 from lepard_ros.network.fine import best_partners, coarse_prior, owner_of_fine
 from lepard_ros.network.lepard import Lepard, pad_clouds
 from lepard_ros.network.matching import select_matches
@@ -129,6 +130,8 @@ class Matcher:
     ) -> None:
         """network and card as `network.weights.load` gives them; device: auto, cpu, cuda or cuda:i."""
         self.device = choose_device(device)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.network = network.to(self.device).eval()
         self.card, self.config = card, network.config
         self.settings = settings or MatcherSettings()

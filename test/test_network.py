@@ -1,5 +1,7 @@
 """The network proves itself: identities of the code, gradients, padding, permutations, invariances."""
 
+import platform
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torch.autograd import gradcheck
 
 from lepard_ros.cloud.pyramid import Pyramid, build_pyramid, stack_pyramids
 from lepard_ros.errors import InputError
+from lepard_ros.network.allocator import keep_freed_memory
 from lepard_ros.network.attention import AttentionLayer, PairBias
 from lepard_ros.network.config import PRESETS, SMALL_RIGID, LepardConfig
 from lepard_ros.network.convolution import KernelPointConvolution, Relation
@@ -263,3 +266,14 @@ def test_clouds_without_normals_are_padded_too() -> None:
     cloud = pad_clouds([random(2, 4), random(3, 4)], [random(2, 3), random(3, 3)], [])
     assert cloud.normals is None
     assert cloud.mask.tolist() == [[True, True, False], [True, True, True]]
+
+
+def test_the_bias_of_some_layers_is_part_of_that_of_all() -> None:
+    bias = PairBias(layers=3, heads=2, scale=0.2)
+    points, normals = random(1, 9, 3), torch.nn.functional.normalize(random(1, 9, 3), dim=-1)
+    torch.testing.assert_close(bias(points, normals, slice(1, None)), bias(points, normals)[1:])
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks glibc")
+def test_glibc_agrees_to_keep_freed_memory() -> None:
+    assert keep_freed_memory()

@@ -8,17 +8,29 @@ from torch import Tensor
 SLICE = 16_000_000
 
 
-def radius_neighbours(queries: Tensor, supports: Tensor, radius: float, limit: int) -> Tensor:
-    """The nearest supports within a radius of every query.
+class Supports:
+    """Points (M, 3) in which neighbours are sought, several times: on the CPU their tree is built once."""
 
-    queries: (N, 3), supports: (M, 3) metres. Returns (N, limit) int64, sorted by distance;
-    a missing neighbour is M, one past the end.
-    """
-    if queries.is_cuda:
-        return _neighbours_brute(queries, supports, radius, limit)
-    tree = cKDTree(supports.detach().numpy(), balanced_tree=False, compact_nodes=False)
-    _, index = tree.query(queries.detach().numpy(), k=limit, distance_upper_bound=radius)
-    return torch.from_numpy(index).to(torch.int64).reshape(len(queries), limit)
+    def __init__(self, points: Tensor) -> None:
+        self.points = points
+        self.tree = None
+        if not points.is_cuda:
+            self.tree = cKDTree(points.detach().numpy(), balanced_tree=False, compact_nodes=False)
+
+    def around(self, queries: Tensor, radius: float, limit: int) -> Tensor:
+        """The nearest supports within a radius (metres) of every query (N, 3).
+
+        Returns (N, limit) int64, sorted by distance; a missing neighbour is M, one past the end.
+        """
+        if self.tree is None:
+            return _neighbours_brute(queries, self.points, radius, limit)
+        _, index = self.tree.query(queries.detach().numpy(), k=limit, distance_upper_bound=radius)
+        return torch.from_numpy(index).to(torch.int64).reshape(len(queries), limit)
+
+
+def radius_neighbours(queries: Tensor, supports: Tensor, radius: float, limit: int) -> Tensor:
+    """`Supports.around` for a single question."""
+    return Supports(supports).around(queries, radius, limit)
 
 
 def _neighbours_brute(queries: Tensor, supports: Tensor, radius: float, limit: int) -> Tensor:

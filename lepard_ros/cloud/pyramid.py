@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lepard_ros.cloud.grid import grid_subsample
-from lepard_ros.cloud.neighbours import radius_neighbours
+from lepard_ros.cloud.neighbours import Supports
 from lepard_ros.cloud.normals import estimate_normals
 
 
@@ -74,12 +74,13 @@ def build_pyramid(
     for level in range(1, shape.levels):
         levels.append(grid_subsample(levels[-1], shape.grid * 2**level)[0])
     neighbours, pools, upsamples = [], [], []
+    supports = [Supports(level) for level in levels]
     for level, (here, limit) in enumerate(zip(levels, shape.limits, strict=True)):
         radius = shape.grid * shape.radius * 2**level
-        neighbours.append(radius_neighbours(here, here, radius, limit))
+        neighbours.append(supports[level].around(here, radius, limit))
         if level + 1 < shape.levels:
-            pools.append(radius_neighbours(levels[level + 1], here, radius, limit))
-            upsamples.append(radius_neighbours(here, levels[level + 1], 2 * radius, 1)[:, 0])
+            pools.append(supports[level].around(levels[level + 1], radius, limit))
+            upsamples.append(supports[level + 1].around(here, 2 * radius, 1)[:, 0])
     normals, variation = _normals_by_level(levels, neighbours, pools, viewpoint) if shape.normals else ([], None)
     return Pyramid(levels, normals, variation, neighbours, pools, upsamples, [[len(level)] for level in levels])
 

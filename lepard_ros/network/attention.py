@@ -53,8 +53,8 @@ class PairBias(nn.Module):
         self.layers, self.heads, self.scale = layers, heads, scale
         self.mlp = nn.Sequential(nn.Linear(len(self.REACHES) + 4, hidden), nn.ReLU(), nn.Linear(hidden, layers * heads))
 
-    def forward(self, points: Tensor, normals: Tensor) -> list[Tensor]:
-        """points, normals: (B, n, 3). Returns a (B, heads, n, n) bias for each layer."""
+    def forward(self, points: Tensor, normals: Tensor, layers: slice | None = None) -> list[Tensor]:
+        """points, normals: (B, n, 3); layers: which are wanted (None: all). For each its bias, (B, heads, n, n)."""
         distance = torch.cdist(points, points)
         away = 1 / distance.clamp_min(1e-3 * self.scale)
         heights = normals @ points.transpose(1, 2)  # of every point over the tangent plane's origin of every other
@@ -66,13 +66,16 @@ class PairBias(nn.Module):
         features = torch.stack([*near, *angles], dim=1).flatten(2)
         first, _, last = self.mlp
         assert isinstance(first, nn.Linear) and isinstance(last, nn.Linear)
-        bias = _channels_first(last, F.relu(_channels_first(first, features), inplace=True))
+        hidden = F.relu(_channels_first(first.weight, first.bias, features), inplace=True)
+        start, stop, _ = (layers or slice(None)).indices(self.layers)
+        rows = slice(start * self.heads, stop * self.heads)
+        bias = _channels_first(last.weight[rows], last.bias[rows], hidden)
         return list(bias.unflatten(2, distance.shape[1:]).split(self.heads, dim=1))
 
 
-def _channels_first(linear: nn.Linear, x: Tensor) -> Tensor:
+def _channels_first(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
     """A linear layer on (B, C, N)."""
-    return torch.baddbmm(linear.bias[:, None], linear.weight.expand(len(x), -1, -1), x)
+    return torch.baddbmm(bias[:, None], weight.expand(len(x), -1, -1), x)
 
 
 def key_mask(mask: Tensor, dtype: torch.dtype) -> Tensor | None:

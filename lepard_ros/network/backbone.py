@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from lepard_ros.cloud.pyramid import Pyramid
 from lepard_ros.network.config import LepardConfig
-from lepard_ros.network.convolution import KernelPointConvolution, Relation, take_rows
+from lepard_ros.network.convolution import CHUNK, KernelPointConvolution, Relation, take_rows
 
 SLOPE = 0.1
 # Within each level, and from each level to the next.
@@ -47,7 +47,7 @@ class Unary(nn.Module):
     def forward(self, x: Tensor, lengths: list[int]) -> Tensor:
         """x: (N, inputs) -> (N, outputs)."""
         x = self.norm(self.mlp(x), lengths)
-        return F.leaky_relu(x, SLOPE) if self.activate else x
+        return F.leaky_relu_(x, SLOPE) if self.activate else x
 
 
 class SimpleBlock(nn.Module):
@@ -61,7 +61,7 @@ class SimpleBlock(nn.Module):
 
     def forward(self, x: Tensor, relation: Relation, lengths: list[int]) -> Tensor:
         """x: (M, inputs) -> (N, outputs)."""
-        return F.leaky_relu(self.norm(self.KPConv(x, relation), lengths), SLOPE)
+        return F.leaky_relu_(self.norm(self.KPConv(x, relation), lengths), SLOPE)
 
 
 class ResidualBlock(nn.Module):
@@ -82,12 +82,13 @@ class ResidualBlock(nn.Module):
         shortcut = x if before == after else max_pool(x, relation.neighbours)
         if self.unary_shortcut is not None:
             shortcut = self.unary_shortcut(shortcut, after)
-        return F.leaky_relu(y + shortcut, SLOPE)
+        return F.leaky_relu_(y + shortcut, SLOPE)
 
 
 def max_pool(x: Tensor, neighbours: Tensor) -> Tensor:
     """The largest feature among the neighbours; the zero of a missing one counts, as in the reference."""
-    return take_rows(F.pad(x, (0, 0, 0, 1)), neighbours).amax(1)
+    padded = F.pad(x, (0, 0, 0, 1))
+    return torch.cat([take_rows(padded, part).amax(1) for part in neighbours.split(CHUNK)])
 
 
 def upsample(x: Tensor, nearest: Tensor) -> Tensor:

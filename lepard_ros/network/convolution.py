@@ -16,7 +16,7 @@ ELEVATION_NODES = (-0.7, 0.0, 0.7)
 LEAN_NODES = (0.0, 0.7, 1.0)
 INVARIANT_KERNELS = 2 * len(ELEVATION_NODES) * len(LEAN_NODES)
 # Points convolved at a time with xyz kernels: the gathered neighbours then stay in the processor's cache.
-CHUNK = 1024
+CHUNK = 256
 
 
 @dataclass
@@ -160,12 +160,18 @@ class KernelPointConvolution(nn.Module):
 
     def _xyz(self, features: Tensor, counted: Tensor, supports: Tensor, queries: Tensor, index: Tensor) -> Tensor:
         """One chunk of queries (n, 3) with neighbours (n, K); counted: (M + 1,), 1 where a support counts."""
-        offsets = take_rows(supports, index) - queries[:, None]
-        distance = torch.cdist(self.kernel_points.expand(len(queries), -1, -1), offsets)
-        influence = (1 - distance / self.extent).clamp_min(0)
-        summed = (influence @ take_rows(features, index)).flatten(1)
+        offsets = (take_rows(supports, index) - queries[:, None]).flatten(0, 1)
+        influence = self._influence(offsets).view(*index.shape, -1)
+        summed = (influence.transpose(1, 2) @ take_rows(features, index)).flatten(1)
         count = counted.index_select(0, index.flatten()).view(index.shape).sum(1).clamp_min(1)
         return summed @ self.weights.flatten(0, 1) / count[:, None]
+
+    def _influence(self, offsets: Tensor) -> Tensor:
+        """How much each kernel point feels neighbours at these offsets (M, 3): (M, kernels), 1 - distance / extent."""
+        squares = torch.addmm(self.kernel_points.square().sum(1), offsets, -2 * self.kernel_points.T)
+        squares = squares.add_(offsets.square().sum(1, keepdim=True))
+        # The clamp keeps the root's gradient finite at a kernel point; the loss has none with respect to positions.
+        return squares.clamp_min_(1e-12).sqrt_().mul_(-1 / self.extent).add_(1).clamp_min_(0)
 
 
 def scatter_kernel_points(count: int, radius: float) -> Tensor:

@@ -124,7 +124,7 @@ class Lepard(nn.Module):
         """Run the first self attention once for all later matches of a cloud, where that is possible."""
         if cloud.prepared or not self.can_prepare():
             return cloud
-        bias = _add(key_mask(cloud.mask, cloud.features.dtype), self._biases(cloud)[0])
+        bias = _add(key_mask(cloud.mask, cloud.features.dtype), self._biases(cloud, slice(1))[0])
         features = self.layers[0](cloud.features, cloud.features, None, None, bias)
         return CoarseCloud(features, cloud.points, cloud.normals, cloud.mask, prepared=True)
 
@@ -163,12 +163,12 @@ class Lepard(nn.Module):
         assert codes.source is not None and codes.target is not None
         return codes.source.apply(x), codes.target.apply(y), _Codes(None, None)
 
-    def _biases(self, cloud: CoarseCloud) -> list[Tensor | None]:
-        """The pair bias of each self attention layer that is still to be run."""
+    def _biases(self, cloud: CoarseCloud, layers: slice | None = None) -> list[Tensor | None]:
+        """The pair bias of some self attention layers, or of each one that is still to be run."""
         if self.pair_bias is None:
             return [None] * self.config.layers.count("self")
         assert cloud.normals is not None
-        return list(self.pair_bias(cloud.points, cloud.normals))[int(cloud.prepared) :]
+        return list(self.pair_bias(cloud.points, cloud.normals, layers or slice(int(cloud.prepared), None)))
 
     def forward(self, pyramid: Pyramid, truth: RigidFit | None = None) -> LepardOutput:
         """Encode and match stacked clouds: source, target, source, target, ..."""

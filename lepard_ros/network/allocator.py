@@ -1,0 +1,23 @@
+"""Keep freed memory in the process, where the C library lets us."""
+
+import ctypes
+import sys
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # from malloc.h
+LARGE = 2**30  # bytes
+
+
+def keep_freed_memory() -> bool:
+    """Ask glibc to reuse freed blocks instead of giving each large one back to the system; whether it agreed.
+
+    A tensor of some megabytes otherwise gets new pages from the system each time, and clearing those costs several
+    times what the operation on it does. One arena, because the worker thread's own could not hold large blocks.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:  # another C library
+        return False
+    settings = (M_MMAP_THRESHOLD, LARGE), (M_TRIM_THRESHOLD, LARGE), (M_ARENA_MAX, 1)
+    agreed = [mallopt(name, value) for name, value in settings]
+    return all(agreed)

@@ -109,11 +109,35 @@ def test_a_cloud_without_matches_is_refused_and_the_next_good_one_is_recognised(
     tracker = DeformableTracker(matcher)
     tracker.process(film.shape(0), 0.0)
     matcher.time, matcher.silent = 1.0, True
-    lost = tracker.process(film.shape(1), 0.1)
-    assert lost.state is TrackingState.LOST and lost.warp is None and "match" in lost.reason
+    lost = tracker.process(film.shape(1), 5.0)  # too long after the last one to follow its surface
+    assert lost.state is TrackingState.LOST and lost.warp is None and "match" in lost.reason and lost.method == ""
     matcher.time, matcher.silent = 2.0, False
-    found = tracker.process(film.shape(2), 0.2)
+    found = tracker.process(film.shape(2), 5.1)
     assert found.state is TrackingState.RELOCALISED and error(found, film, 2) < 0.008
+    assert found.method == "lepard"
+
+
+def test_a_small_motion_is_followed_without_matches_but_not_for_ever() -> None:
+    film = Film(plane(0.5, 0.3))
+    matcher = TrueMatcher(film)
+    tracker = DeformableTracker(matcher, DeformableSettings(most_followed=3))
+    tracker.process(film.shape(0), 0.0)
+    matcher.silent = True
+    followed = [tracker.process(film.shape(0.5 * k), 0.1 * k) for k in range(1, 4)]
+    assert all(track.state is TrackingState.OK and track.method == "nicp" for track in followed)
+    assert not any(len(track.matches.confidence) or track.new_keyframe for track in followed)
+    distance, _ = cKDTree(film.shape(1.5)).query(followed[-1].warped_points)
+    assert np.median(distance) < 0.005
+    assert tracker.process(film.shape(2.0), 0.4).state is TrackingState.LOST
+
+
+def test_a_jump_is_not_followed_without_matches() -> None:
+    film = Film(plane(0.5, 0.3))
+    matcher = TrueMatcher(film)
+    tracker = DeformableTracker(matcher)
+    tracker.process(film.shape(0), 0.0)
+    matcher.silent = True
+    assert tracker.process(film.shape(0) + np.array([0.3, 0.1, 0.2]), 0.1).state is TrackingState.LOST
 
 
 def test_after_too_many_rejections_the_model_begins_anew() -> None:
@@ -122,9 +146,9 @@ def test_after_too_many_rejections_the_model_begins_anew() -> None:
     tracker = DeformableTracker(matcher, DeformableSettings(most_rejections=2))
     tracker.process(film.shape(0), 0.0)
     matcher.silent = True
-    states = [tracker.process(film.shape(0), 0.1 * k) for k in range(1, 4)]
+    states = [tracker.process(film.shape(0), 1.0 * k) for k in range(1, 4)]
     assert [track.reset for track in states] == [False, False, True]
-    assert states[-1].state is TrackingState.OK and states[-1].model_stamp == pytest.approx(0.3)
+    assert states[-1].state is TrackingState.OK and states[-1].model_stamp == pytest.approx(3.0)
 
 
 def test_an_empty_or_misshapen_cloud_is_said_to_be_so() -> None:

@@ -122,7 +122,7 @@ class DeformableMode:
         message.keyframe_id = 0 if track.warp is not None else -1
         message.keyframe_stamp = conversion.stamp_from_ns(self._model_ns)
         message.new_keyframe = track.new_keyframe or track.reset
-        message.method = "lepard" if track.warp is not None else ""
+        message.method = track.method
         if track.warp is None:
             message.reason, message.reason_text = int(TrackingStatus.REASON_OTHER), track.reason
         message.stage_names = list(track.seconds)

@@ -18,6 +18,8 @@ from lepard_ros.tracking.track import TrackingState
 if TYPE_CHECKING:
     from lepard_ros.matcher import EncodedCloud, Matcher
 
+_NO_MATCHES = Matches(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros(0))
+
 
 @dataclass(frozen=True)
 class DeformableSettings:
@@ -26,6 +28,9 @@ class DeformableSettings:
     keyframes: past clouds, besides the last one, that the live cloud is matched with. keyframe_motion: the mean motion
     of the model since the last keyframe that makes a new one. least_overlap: share of the warped model on the live
     cloud. most_rejections: clouds in a row that may be refused before the model begins anew.
+    follower: the solver for a cloud whose matches do not suffice; it goes on from the last warp to the nearest surface,
+    which only sees small motions and no sliding. So it is asked at most follow_seconds after the last accepted cloud
+    and for at most most_followed clouds in a row, and believed only with follow_overlap of the model on the cloud.
     least_points: of a cloud on the model's grid. farthest: points beyond are background and left out.
     """
 
@@ -33,11 +38,17 @@ class DeformableSettings:
     solver: NonrigidSettings = field(
         default_factory=lambda: NonrigidSettings(match_iterations=12, closest_iterations=12, budget=10.0)
     )
+    follower: NonrigidSettings = field(
+        default_factory=lambda: NonrigidSettings(closest_reach=0.06, closest_iterations=12, budget=10.0)
+    )
     filter: FilterSettings = field(default_factory=FilterSettings)
     keyframes: int = 4
     keyframe_motion: float = 0.15
     least_overlap: float = 0.15
     most_rejections: int = 10
+    follow_seconds: float = 0.35
+    most_followed: int = 10
+    follow_overlap: float = 0.7
     least_points: int = 200
     farthest: float = float("inf")
 
@@ -55,6 +66,7 @@ class DeformableTrack:
     warp: from the model's rest shape (the first cloud's frame) to the live cloud, or None.
     model_points: (N, 3) in the rest shape. warped_points: (N', 3) those of them that the warp carries, in the live
     cloud's frame. matches: from the rest shape to the live cloud, those that the filter kept; inliers: (M,) bool.
+    method: what found the warp, "lepard", "nicp" (the nearest surface alone), or empty without a warp.
     change: what the model learnt. overlap: share of the warped model on the cloud. residual: metres, there.
     cut_edges: edges that this cloud tore. reset: the model began (anew) with this cloud. model_stamp: of the cloud that
     the model began with. seconds: by stage.
@@ -68,6 +80,7 @@ class DeformableTrack:
     warped_points: FloatArray
     matches: Matches
     inliers: BoolArray
+    method: str = ""
     change: Change = field(default_factory=Change)
     overlap: float = 0.0
     residual: float = float("nan")
@@ -98,7 +111,8 @@ class DeformableTracker:
         self.model: CanonicalModel | None = None
         self._keyframes: deque[_Sight] = deque(maxlen=self.settings.keyframes)
         self._last: _Sight | None = None
-        self._rejected, self._model_stamp = 0, 0.0
+        self._rejected, self._followed = 0, 0
+        self._model_stamp = self._last_stamp = 0.0
         self._keyframe_shape: FloatArray = np.zeros((0, 3))
 
     def process(self, points: FloatArray, stamp: float) -> DeformableTrack:
@@ -114,13 +128,17 @@ class DeformableTracker:
         matches = self._find_matches(cloud)
         clock.stop("match")
         warp = self._solve(live, matches)
-        clock.stop("warp")
-        reason = self._reason_to_refuse(warp)
+        reason, method = self._reason_to_refuse(warp), "lepard"
         if reason:
-            return self._refused(stamp, reason, clock, (cloud, live), matches, warp)
+            followed = self._follow(live, stamp)
+            if followed is None:
+                clock.stop("warp")
+                return self._refused(stamp, reason, clock, (cloud, live), matches, warp)
+            warp, matches, method = followed, _NO_MATCHES, "nicp"
+        clock.stop("warp")
         change = self.model.update(warp, live)
         clock.stop("fuse")
-        return self._accept(cloud, stamp, matches, warp, change, clock)
+        return replace(self._accept(cloud, stamp, matches, warp, change, clock), method=method)
 
     def _foreground(self, points: FloatArray) -> FloatArray:
         if np.ndim(points) not in (2, 3) or np.shape(points)[-1] != 3:
@@ -135,9 +153,10 @@ class DeformableTracker:
         if not self.model.graph.active.any():
             self.model = None
             return self._refused(stamp, "the cloud has no connected surface that is large enough", clock)
-        self._remember(cloud, keyframe=True)
+        self._remember(cloud, stamp, keyframe=True)
         clock.stop("fuse")
-        return self._report(stamp, TrackingState.OK, "the model begins here", clock, self.model.warp, reset=True)
+        track = self._report(stamp, TrackingState.OK, "the model begins here", clock, self.model.warp, reset=True)
+        return replace(track, method="lepard")
 
     def _find_matches(self, cloud: "EncodedCloud") -> Matches:
         """Matches from the rest shape to the live cloud, over the last cloud and the keyframes, filtered each."""
@@ -156,15 +175,28 @@ class DeformableTracker:
         return chosen(Matches(rest, kept.target, np.asarray(kept.confidence, dtype=np.float64)), near)
 
     def _solve(self, live: FloatArray, matches: Matches) -> Warp:
-        """The warp to the live cloud, begun at the last one; if that is refused, begun at the matches."""
+        """The warp to the live cloud by the matches, begun at the last warp; if that is refused, begun at the matches.
+
+        After a refused cloud the last warp is old, and the matches come first.
+        """
         assert self.model is not None
         model, normals = self.model, surface_normals(live)
+        starts = (model.warp, None) if self._rejected == 0 else (None, model.warp)
+        for start in starts:
+            warp = solve_nonrigid(model.graph, model.points, live, normals, matches, self.settings.solver, start)
+            if not self._reason_to_refuse(warp):
+                break
+        return warp
 
-        def solve(start: Warp | None) -> Warp:
-            return solve_nonrigid(model.graph, model.points, live, normals, matches, self.settings.solver, start)
-
-        warp = solve(model.warp if self._rejected == 0 else None)
-        return solve(None) if self._rejected == 0 and self._reason_to_refuse(warp) else warp
+    def _follow(self, live: FloatArray, stamp: float) -> Warp | None:
+        """The warp from the last one to the nearest surface, without matches, or None where that cannot be trusted."""
+        assert self.model is not None
+        settings, model = self.settings, self.model
+        if stamp - self._last_stamp > settings.follow_seconds or self._followed >= settings.most_followed:
+            return None
+        normals = surface_normals(live)
+        warp = solve_nonrigid(model.graph, model.points, live, normals, None, settings.follower, model.warp)
+        return warp if warp.ok and warp.overlap >= settings.follow_overlap else None
 
     def _reason_to_refuse(self, warp: Warp) -> str:
         """Why a warp is not believed, or an empty string."""
@@ -180,8 +212,9 @@ class DeformableTracker:
         assert self.model is not None
         state = TrackingState.OK if self._rejected == 0 else TrackingState.RELOCALISED
         self._rejected = 0
-        keyframe = self._moved_since_keyframe() > self.settings.keyframe_motion
-        self._remember(cloud, keyframe)
+        self._followed = 0 if len(matches.confidence) else self._followed + 1
+        keyframe = self._followed == 0 and self._moved_since_keyframe() > self.settings.keyframe_motion
+        self._remember(cloud, stamp, keyframe)
         reason = f"{warp.cut_edges} edges were torn and are cut" if warp.cut_edges else "the warp is known"
         track = self._report(stamp, state, reason, clock, self.model.warp, matches, warp.match_inliers)
         return replace(
@@ -193,8 +226,9 @@ class DeformableTracker:
             cut_edges=warp.cut_edges,
         )
 
-    def _remember(self, cloud: "EncodedCloud", keyframe: bool) -> None:
+    def _remember(self, cloud: "EncodedCloud", stamp: float, keyframe: bool) -> None:
         assert self.model is not None
+        self._last_stamp = stamp
         self._last = _Sight(cloud, imprint(self.model))
         if keyframe:
             self._keyframes.append(self._last)
@@ -242,7 +276,6 @@ class DeformableTracker:
         if warp is not None:
             moved, covered = warp.apply(model_points)
             warped_points = moved[covered]
-        nothing = Matches(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros(0))
         return DeformableTrack(
             stamp=stamp,
             state=state,
@@ -250,7 +283,7 @@ class DeformableTracker:
             warp=warp,
             model_points=model_points,
             warped_points=warped_points,
-            matches=nothing if matches is None else matches,
+            matches=_NO_MATCHES if matches is None else matches,
             inliers=np.zeros(0, dtype=bool) if inliers is None else inliers,
             reset=reset,
             model_stamp=self._model_stamp,

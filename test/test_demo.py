@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from lepard_ros.cloud.depth import Camera
-from lepard_ros.evaluation.demo_report import html_page, measure, pixels, table_rows, write_report
-from lepard_ros.evaluation.demo_story import DemoRun, FrameNote, MatchNote, Recorded, Story, make_story
+from lepard_ros.evaluation.demo_page import html_page
+from lepard_ros.evaluation.demo_report import measure, pixels, table_rows, write_report
+from lepard_ros.evaluation.demo_story import DemoRun, FrameNote, MatchNote, NodeRun, Recorded, Story, make_story
 
 CAMERA = Camera(32, 24, 30.0, 30.0, 15.5, 11.5)
 
@@ -39,7 +40,7 @@ def made_up_run(offset: float = 0.0, lost: tuple[int, ...] = (24, 25)) -> DemoRu
     points = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32) * 0.2 + np.array([0, 0, 2], np.float32)
     recorded.matches.append(MatchNote(story.stamps_ns[5], story.stamps_ns[0], points, points, np.arange(20) < 15))
     recorded.map_points = np.random.default_rng(1).normal(size=(500, 3)).astype(np.float32)
-    return DemoRun(story, recorded, "camera", 10.0, 3.0, 0, "rigid")
+    return DemoRun(story, recorded, "camera", NodeRun(10.0, 3.0, 0), "rigid")
 
 
 def test_the_figures_of_a_perfect_node() -> None:
@@ -76,7 +77,7 @@ def test_the_page_stands_alone_and_names_every_picture(tmp_path: Path) -> None:
 
 
 def test_text_in_the_page_is_escaped(tmp_path: Path) -> None:
-    assert "<script>" not in html_page([("a", "<script>")], {}, tmp_path)
+    assert "<script>" not in html_page("", [("a", "<script>")], {}, tmp_path)
 
 
 def test_the_table_holds_the_effort() -> None:

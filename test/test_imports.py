@@ -34,7 +34,7 @@ ROS_PACKAGES = {
     "builtin_interfaces",
 }
 # Plays its bag into the real node over DDS, and records what comes back.
-SPEAKS_DDS = {"evaluation/demo.py", "evaluation/demo_player.py", "evaluation/demo_recorder.py"}
+SPEAKS_DDS = {f"evaluation/demo_{part}.py" for part in ("processes", "player", "recorder")}
 
 
 def imported(module: Path) -> Iterator[str]:

@@ -15,10 +15,12 @@ from sensor_msgs.msg import PointCloud2
 from tf2_msgs.msg import TFMessage
 
 from lepard_ros.cloud.pointcloud2 import decode_points
+from lepard_ros.evaluation.demo_deformable_story import RecordedWarps, WarpNote
 from lepard_ros.evaluation.demo_story import FrameNote, MatchNote, Recorded
-from lepard_ros.msg import Correspondences, TrackingStatus
+from lepard_ros.msg import Correspondences, DeformationGraph, TrackingStatus
 from lepard_ros.ros.compat import matrix_from_transform
 from lepard_ros.ros.conversion import stamp_to_ns
+from lepard_ros.ros.warp_message import warp_from_message
 
 STATES = {getattr(TrackingStatus, name): name for name in ("INITIALISING", "OK", "LOST", "RELOCALISED")}
 
@@ -94,3 +96,21 @@ class Recorder:
 
     def _on_map(self, message: PointCloud2) -> None:
         self.recorded.map_points = decode_points(message)
+
+
+class WarpRecorder(Recorder):
+    """Listens to a node in deformable mode."""
+
+    def __init__(self) -> None:
+        """Begin to listen, to warps and to the warped model, too."""
+        super().__init__()
+        self.warps = RecordedWarps()
+        self._node.create_subscription(DeformationGraph, "lepard/warp", self._on_warp, 100)
+        self._node.create_subscription(PointCloud2, "lepard/warped_points", self._on_warped_points, 100)
+
+    def _on_warp(self, message: DeformationGraph) -> None:
+        stamp, rest = stamp_to_ns(message.target_header.stamp), stamp_to_ns(message.header.stamp)
+        self.warps.warps[stamp] = WarpNote(stamp, rest, warp_from_message(message))
+
+    def _on_warped_points(self, message: PointCloud2) -> None:
+        self.warps.warped[stamp_to_ns(message.header.stamp)] = decode_points(message).reshape(-1, 3)

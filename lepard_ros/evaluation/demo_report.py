@@ -1,7 +1,5 @@
 """The demonstration on one page: a table, four pictures, and what they show."""
 
-import base64
-import html
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,14 +7,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lepard_ros.errors import InputError
+from lepard_ros.evaluation.demo_page import COLOURS, Rows, effort_rows, pyplot, save_figure, write_page
 from lepard_ros.evaluation.demo_story import DemoRun, FrameNote, MatchNote
 from lepard_ros.evaluation.trajectories import Trajectory, TrajectoryError, compare
 
 WRONG = 0.5  # metres: a pose published as good that is further off than this is a false one
-COLOURS = {"OK": "#2a9d4a", "RELOCALISED": "#1f5fd0", "LOST": "#d03020", "INITIALISING": "#999999"}
 BLUE, RED = "#2659f2", "#e0261a"
 LINES_DRAWN = 60
+_STORY = (
+    "A depth camera was carried once around a synthesised room. Then a hand covered its lens, and when the hand was "
+    "gone the camera was somewhere else in the room. The recording was played as ROS 2 point clouds from one process "
+    "into the node <code>lepard</code> in another. For every cloud the node either publishes the camera's pose in its "
+    "map (TF <code>map</code> &rarr; the camera's frame, and odometry with covariance), or says that it does not know "
+    "it: it never guesses. All figures compare what was published with the true poses."
+)
 
 
 @dataclass(frozen=True)
@@ -41,14 +45,7 @@ def write_report(run: DemoRun, figures: Figures, output: Path, seconds: float) -
         "error.png": draw_error(run, figures, output / "error.png"),
         "matches.png": draw_matches(run, output / "matches.png"),
     }
-    page = output / "report.html"
-    page.write_text(html_page(rows, {name: text for name, text in pictures.items() if text}, output), encoding="utf-8")
-    width = max(len(name) for name, _ in rows)
-    lines = ["", *(f"  {name:<{width}}  {value}" for name, value in rows), ""]
-    drawn = [str(output / name) for name, text in pictures.items() if text]
-    return "\n".join(
-        [*lines, f"Done in {seconds:.0f} s.", f"Page:     {page}", "Pictures: " + "\n          ".join(drawn)]
-    )
+    return write_page(output, _STORY, rows, pictures, seconds)
 
 
 def measure(run: DemoRun) -> Figures:
@@ -70,7 +67,7 @@ def measure(run: DemoRun) -> Figures:
     )
 
 
-def table_rows(run: DemoRun, figures: Figures) -> list[tuple[str, str]]:
+def table_rows(run: DemoRun, figures: Figures) -> Rows:
     """Name and value of every line of the table."""
     notes, story = run.recorded.frames, run.story
     covered = int(story.covered.sum())
@@ -91,34 +88,12 @@ def table_rows(run: DemoRun, figures: Figures) -> list[tuple[str, str]]:
             ("position error (ATE RMSE)", f"{error.ate_rmse * 100:.1f} cm"),
             ("drift over a second (RPE)", relative),
         ]
-    return [*rows, *_effort_rows(run)]
-
-
-def _effort_rows(run: DemoRun) -> list[tuple[str, str]]:
-    notes = run.recorded.frames
-    last = notes[-1] if notes else None
-    total = [sum(note.seconds.values()) for note in notes if note.seconds]
-    per_cloud = run.cpu_seconds / max(len(notes), 1)
-    return [
-        ("keyframes / loops closed", f"{last.keyframes if last else 0} / {sum(note.loop_closed for note in notes)}"),
-        ("node, each cloud", f"{np.median(total) if total else 0:.2f} s median, {per_cloud:.2f} s of processor time"),
-        ("weights", run.weights),
-        ("node's exit code", str(run.exit_code)),
-    ]
+    loops = sum(note.loop_closed for note in notes)
+    rows.append(("keyframes / loops closed", f"{notes[-1].keyframes if notes else 0} / {loops}"))
+    return rows + effort_rows(notes, run.node, run.weights)
 
 
 # ---- pictures ----
-
-
-def _pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise InputError("The demonstration's pictures need matplotlib: pip install matplotlib.") from error
-    matplotlib.use("Agg")
-    import matplotlib.pyplot
-
-    return matplotlib.pyplot
 
 
 def _notes_by_stamp(run: DemoRun) -> dict[int, FrameNote]:
@@ -128,7 +103,7 @@ def _notes_by_stamp(run: DemoRun) -> dict[int, FrameNote]:
 def draw_storyboard(run: DemoRun, path: Path) -> str:
     """Eight moments of the story as depth images, with what the node said to each."""
     story, notes = run.story, _notes_by_stamp(run)
-    plt = _pyplot()
+    plt = pyplot()
     walk = np.flatnonzero(~story.covered & ~story.moved)
     moved, covered = np.flatnonzero(story.moved), np.flatnonzero(story.covered)
     chosen = [*walk[np.linspace(0, len(walk) - 1, 4).astype(int)], covered[0], *moved[[0, 1, -1]]]
@@ -143,9 +118,7 @@ def draw_storyboard(run: DemoRun, path: Path) -> str:
         axis.set_xlabel(_what_happens(run, index), fontsize=10)
         axis.set_xticks([])
         axis.set_yticks([])
-    figure.tight_layout()
-    figure.savefig(path, dpi=90)
-    plt.close(figure)
+    save_figure(figure, path, dpi=90)
     return "What the camera saw (near is bright), and the node's state at that moment."
 
 
@@ -157,7 +130,7 @@ def _what_happens(run: DemoRun, index: int) -> str:
 
 def draw_path(run: DemoRun, figures: Figures, path: Path) -> str:
     """The room from above as the node mapped it, with the true and the published path."""
-    plt = _pyplot()
+    plt = pyplot()
     figure, axis = plt.subplots(figsize=(8, 7))
     if figures.error is not None:
         points = run.recorded.map_points.astype(float)
@@ -174,9 +147,7 @@ def draw_path(run: DemoRun, figures: Figures, path: Path) -> str:
     axis.set_xlabel("x [m]")
     axis.set_ylabel("y [m]")
     axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncol=2, frameon=False)  # above: it covers nothing
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    save_figure(figure, path)
     return "The node's map from above, the true path of the camera, and the poses that the node published on TF."
 
 
@@ -201,7 +172,7 @@ def draw_error(run: DemoRun, figures: Figures, path: Path) -> str:
     """The position error over time; where the node was lost there is none."""
     if figures.error is None:
         return ""
-    plt = _pyplot()
+    plt = pyplot()
     figure, axis = plt.subplots(figsize=(10, 3.6))
     start = run.story.stamps_ns[0] * 1e-9
     axis.plot(
@@ -218,9 +189,7 @@ def draw_error(run: DemoRun, figures: Figures, path: Path) -> str:
     axis.set_xlabel("time [s]")
     axis.set_ylabel("position error [cm]")
     axis.legend(loc="best")
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    save_figure(figure, path)
     return "Error of every published pose against the truth, and the time in which the node knew that it was lost."
 
 
@@ -229,7 +198,7 @@ def draw_matches(run: DemoRun, path: Path) -> str:
     note = _telling_matches(run)
     if note is None:
         return ""
-    plt = _pyplot()
+    plt = pyplot()
     story = run.story
     live, key = (story.depths[story.stamps_ns.index(stamp)] for stamp in (note.stamp_ns, note.keyframe_ns))
     gap = 12
@@ -245,9 +214,7 @@ def draw_matches(run: DemoRun, path: Path) -> str:
         axis.plot(ends[:, 0], ends[:, 1], "-o", color=colour, linewidth=0.9, markersize=3, alpha=0.85)
     axis.set_title(f"{int(note.inlier.sum())} of {len(note.inlier)} matches agree with the motion (some are drawn)")
     axis.set_axis_off()
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    save_figure(figure, path)
     return "A live cloud (left) and the keyframe it was matched with (right): inliers blue, outliers red."
 
 
@@ -267,38 +234,3 @@ def pixels(points: NDArray[np.floating], camera: Any) -> NDArray[np.float64]:
     """Where a camera sees points (M, 3) of its frame: (M, 2) column and row."""
     x, y, z = points.astype(float).T
     return np.stack([camera.fx * x / z + camera.cx, camera.fy * y / z + camera.cy], axis=1)
-
-
-# ---- the page ----
-
-_STYLE = (
-    "body{font-family:sans-serif;max-width:60em;margin:2em auto;color:#222;line-height:1.5}"
-    "td{padding:.15em 1.2em .15em 0;vertical-align:top}td:last-child{font-weight:bold}img{max-width:100%}"
-    "figcaption{color:#555;margin-bottom:1.5em}"
-)
-_STORY = (
-    "A depth camera was carried once around a synthesised room. Then a hand covered its lens, and when the hand was "
-    "gone the camera was somewhere else in the room. The recording was played as ROS 2 point clouds from one process "
-    "into the node <code>lepard</code> in another. For every cloud the node either publishes the camera's pose in its "
-    "map (TF <code>map</code> &rarr; the camera's frame, and odometry with covariance), or says that it does not know "
-    "it: it never guesses. All figures compare what was published with the true poses."
-)
-
-
-def html_page(rows: list[tuple[str, str]], pictures: dict[str, str], folder: Path) -> str:
-    """The page as one file, pictures included."""
-    table = "".join(f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>" for name, value in rows)
-    figures = "".join(
-        f'<figure><img alt="{html.escape(text)}" src="data:image/png;base64,{_base64(folder / name)}">'
-        f"<figcaption>{html.escape(text)}</figcaption></figure>"
-        for name, text in pictures.items()
-    )
-    return (
-        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>lepard_ros demonstration</title>'
-        f"<style>{_STYLE}</style></head><body><h1>What the node does</h1><p>{_STORY}</p><table>{table}</table>"
-        f"{figures}</body></html>\n"
-    )
-
-
-def _base64(path: Path) -> str:
-    return base64.b64encode(path.read_bytes()).decode()

@@ -19,15 +19,21 @@ START_NS = 1_000_000_000_000
 
 
 @dataclass(frozen=True)
-class Story:
-    """What the camera saw, in order. depths: (F, H, W) metres. poses: (F, 4, 4). covered, moved: (F,) which frames show
-    the covered lens, and which the place where the camera was carried to."""
+class Recording:
+    """What a camera saw, in order. depths: (F, H, W) metres. poses: (F, 4, 4) camera to world. covered: (F,) bool,
+    which frames show nothing but a hand before the lens."""
 
     camera: Camera
     stamps_ns: list[int]
     depths: NDArray[np.float32]
     poses: NDArray[np.float64]
     covered: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Story(Recording):
+    """A walk around a room. moved: (F,) bool, which frames show the place where the camera was carried to."""
+
     moved: NDArray[np.bool_]
 
     def truth(self) -> Trajectory:
@@ -84,15 +90,24 @@ class Recorded:
 
 
 @dataclass(frozen=True)
+class NodeRun:
+    """How the node's process fared. seconds: of playing; cpu_seconds: of the node meanwhile; exit_code: when it was
+    told to end; memory: megabytes, before the first cloud and after each."""
+
+    seconds: float
+    cpu_seconds: float
+    exit_code: int
+    memory: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class DemoRun:
-    """The story and what the node said. seconds: of playing; cpu_seconds: of the node; frame: the camera's."""
+    """The story and what the node said. frame: the camera's."""
 
     story: Story
     recorded: Recorded
     frame: str
-    seconds: float
-    cpu_seconds: float
-    exit_code: int
+    node: NodeRun
     weights: str
 
 
@@ -114,8 +129,8 @@ def make_story(seed: int, frames: int) -> Story:
     return Story(video.camera, stamps, depths, video.poses[order], covered, moved)
 
 
-def write_bag(story: Story, path: Path) -> None:
-    """Write the story as a rosbag2 with clouds and the true poses."""
-    with closing(BagWriter(path, story.camera)) as bag:
-        for stamp, depth, pose in zip(story.stamps_ns, story.depths, story.poses, strict=True):
+def write_bag(recording: Recording, path: Path) -> None:
+    """Write a recording as a rosbag2 with clouds and the true poses."""
+    with closing(BagWriter(path, recording.camera)) as bag:
+        for stamp, depth, pose in zip(recording.stamps_ns, recording.depths, recording.poses, strict=True):
             bag.write(stamp, depth, pose)

@@ -16,7 +16,13 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from lepard_ros.evaluation.demo import node_process, player_process, prepare_surroundings, wait_for_node
+from lepard_ros.evaluation.demo_processes import (
+    node_process,
+    player_process,
+    prepare_surroundings,
+    resident_megabytes,
+    wait_for_node,
+)
 from lepard_ros.evaluation.demo_recorder import Recorder
 from lepard_ros.evaluation.demo_story import make_story, write_bag
 
@@ -90,15 +96,6 @@ def judge(recorder: Recorder, memory: list[float], ended: bool, log: str) -> int
     print(f"memory after warm-up  {warm[0]:.0f} MB, at the end {warm[-1]:.0f} MB ({growth:+.0f})")
     print(f"unforeseen errors     {failures}{', and the node ended by itself' if ended else ''}")
     return 1 if ended or failures or growth > MOST_GROWTH or not notes else 0
-
-
-def resident_megabytes(pid: int) -> float:
-    """Memory of a process; 0 where /proc does not exist or the process has ended."""
-    statm = Path(f"/proc/{pid}/statm")
-    try:
-        return int(statm.read_text().split()[1]) * 4096 / 1e6
-    except (OSError, IndexError):
-        return 0.0
 
 
 if __name__ == "__main__":

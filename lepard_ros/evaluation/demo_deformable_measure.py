@@ -1,0 +1,115 @@
+"""How far the node's warps are from the truth, cloud by cloud."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from scipy.spatial import cKDTree
+
+from lepard_ros.evaluation.demo_deformable_story import Floats, WarpRun
+
+FALSE = 0.1  # metres: an accepted warp that is off by more than this in the median is a false one
+WARM_UP = 0.3  # share of the clouds after which the node's memory must be flat, as in the soak test
+
+
+@dataclass(frozen=True)
+class FrameFigures:
+    """One cloud. Lengths in metres, NaN without a warp.
+
+    places: (N, 3) where the warp puts points of the model's first cloud. errors: (N,) their distance from the truth,
+    NaN where they are not warped. motion: median motion of these points since the model began. gap: median distance of
+    the live cloud from the warped model. points, nodes: of the model and its graph. memory: of the node, megabytes.
+    """
+
+    index: int
+    seconds: float
+    state: str
+    reason: str
+    covered: bool
+    matches: int = 0
+    inliers: int = 0
+    places: Floats = field(default_factory=lambda: np.zeros((0, 3)))
+    errors: Floats = field(default_factory=lambda: np.zeros(0))
+    motion: float = float("nan")
+    gap: float = float("nan")
+    points: int = 0
+    nodes: int = 0
+    memory: float = 0.0
+
+    @property
+    def has_warp(self) -> bool:
+        """Whether the node published a warp for this cloud."""
+        return len(self.errors) > 0
+
+    def error(self, percent: float) -> float:
+        """A percentile of the errors."""
+        return float(np.nanpercentile(self.errors, percent)) if self.has_warp else float("nan")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the table is made of: every frame, and counts of clouds."""
+
+    frames: list[FrameFigures]
+    answered: int
+    seen: int
+    followed: int
+    covered: int
+    silent_when_covered: int
+    clouds_until_found: int | None
+    false_warps: int
+    memory_growth: float
+
+
+def measure(run: WarpRun) -> Figures:
+    """Compare what was published with the truth."""
+    frames = [measure_frame(run, index) for index in range(len(run.film.stamps_ns))]
+    seen, hidden = [one for one in frames if not one.covered], [one for one in frames if one.covered]
+    after = [one for one in seen if hidden and one.index > hidden[-1].index]
+    found = [number for number, one in enumerate(after, 1) if one.has_warp]
+    return Figures(
+        frames=frames,
+        answered=sum(one.state != "no answer" for one in frames),
+        seen=len(seen),
+        followed=sum(one.has_warp for one in seen),
+        covered=len(hidden),
+        silent_when_covered=sum(not one.has_warp for one in hidden),
+        clouds_until_found=found[0] if found else None,
+        false_warps=sum(one.error(50) > FALSE for one in frames),
+        memory_growth=frames[-1].memory - warm(frames).memory,
+    )
+
+
+def warm(frames: list[FrameFigures]) -> FrameFigures:
+    """The frame from which on the node's memory must be flat."""
+    return frames[int(WARM_UP * len(frames))]
+
+
+def measure_frame(run: WarpRun, index: int) -> FrameFigures:
+    """What the node said about one cloud, and how far that is from the truth."""
+    film, stamp = run.film, run.film.stamps_ns[index]
+    said = _said(run, index)
+    published, warped = run.recorded.warps.get(stamp), run.recorded.warped.get(stamp)
+    if published is None or warped is None:
+        return said
+    rest, truth = film.truth(film.stamps_ns.index(published.rest_ns), index)
+    places, moved = published.warp.apply(rest)
+    return replace(
+        said,
+        places=places,
+        errors=np.where(moved, np.linalg.norm(places - truth, axis=1), np.nan),
+        motion=float(np.median(np.linalg.norm(truth - rest, axis=1))),
+        gap=float(np.median(cKDTree(warped).query(film.cloud(index))[0])),
+        points=len(warped),
+        nodes=len(published.warp.graph.nodes),
+    )
+
+
+def _said(run: WarpRun, index: int) -> FrameFigures:
+    """The node's status of one cloud."""
+    stamp, covered = run.film.stamps_ns[index], bool(run.film.covered[index])
+    seconds, memory = (stamp - run.film.stamps_ns[0]) * 1e-9, run.node.memory
+    note = next((note for note in run.notes if note.stamp_ns == stamp), None)
+    if note is None:
+        return FrameFigures(index, seconds, "no answer", "", covered)
+    after = memory[min(index + 1, len(memory) - 1)]
+    return FrameFigures(index, seconds, note.state, note.reason, covered, note.matches, note.inliers, memory=after)

@@ -21,6 +21,7 @@ from rclpy.serialization import serialize_message
 from sensor_msgs.msg import PointCloud2
 from visualization_msgs.msg import MarkerArray
 
+from lepard_ros.cloud.ranges import crop_range
 from lepard_ros.registration.types import Matches, Registration, Status
 from lepard_ros.ros import conversion
 from lepard_ros.ros.markers import match_markers
@@ -72,7 +73,7 @@ def stages() -> dict[str, float]:
     result = {
         "read the message": measure(lambda: conversion.deserialise(data, PointCloud2)),
         "decode the points": measure(lambda: conversion.frame_from_cloud(message)),
-        "crop by range": measure(lambda: conversion.crop_range(points, 0.3, 6.0)),
+        "crop by range": measure(lambda: crop_range(points, 0.3, 6.0)),
         "correspondences": measure(correspondences),
         "odometry": measure(odometry),
         "status": measure(status),

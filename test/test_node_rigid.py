@@ -3,7 +3,9 @@
 import math
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +18,18 @@ from lifecycle_msgs.msg import Transition
 from lepard_ros.cloud.pointcloud2 import decode_points
 from lepard_ros.ros.compat import matrix_from_quaternion
 from lepard_ros.ros.conversion import stamp_to_ns
-from node_harness import SENSOR_FRAME, STEP_NS, NodeProcess, Probe, cloud_at, pose_at, untrained_weights
+from node_harness import (
+    CAMERA,
+    SENSOR_FRAME,
+    STEP_NS,
+    NodeProcess,
+    Probe,
+    box_room,
+    cloud_at,
+    look,
+    pose_at,
+    untrained_weights,
+)
 
 _session = count()
 
@@ -107,23 +120,28 @@ def _check_map(probe: Probe) -> None:
         assert [marker.ns for marker in message.markers] == ["inliers", "outliers"]
 
 
-def test_the_node_gives_the_poses_that_the_tracker_gives_without_ros(probe: Probe, start: int) -> None:
+def test_the_node_gives_the_poses_that_the_replay_of_a_bag_gives(probe: Probe, start: int, tmp_path: Path) -> None:
+    from lepard_ros.evaluation.bag_reader import open_bag
+    from lepard_ros.evaluation.bag_writer import BagWriter
+    from lepard_ros.evaluation.replay import replay_bag
     from lepard_ros.matcher import Matcher
-    from lepard_ros.ros.conversion import crop_range
-    from lepard_ros.ros.parameters import NodeSettings
-    from lepard_ros.ros.rigid_mode import tracker_settings
     from lepard_ros.tracking.rigid import RigidTracker
+    from lepard_ros.tracking.track import TrackerSettings
 
-    settings = NodeSettings(keyframe_distance=0.1)
-    tracker = RigidTracker(Matcher.from_pretrained(untrained_weights()), tracker_settings(settings))
-    for step in range(4):
-        stamp = start + step * STEP_NS
-        probe.track(cloud_at(step), stamp)
-        points = crop_range(cloud_at(step), settings.min_range, settings.max_range)
-        expected = tracker.process(points, stamp * 1e-9).pose
+    with closing(BagWriter(tmp_path / "bag", CAMERA)) as writer:
+        for step in range(6):
+            depth = look(box_room(), pose_at(step))
+            depth[:4] = 9.0  # beyond the range: left out by both
+            writer.write(start + step * STEP_NS, depth)
+    tracker = RigidTracker(Matcher.from_pretrained(untrained_weights()), TrackerSettings(keyframe_distance=0.1))
+    with open_bag(tmp_path / "bag") as bag:
+        frames = list(bag.frames(bag.cloud_topic()))
+        tracks = replay_bag(bag, tracker, bag.cloud_topic()).tracks
+    for step, (frame, track) in enumerate(zip(frames, tracks, strict=True)):
+        probe.track(frame.points, frame.stamp_ns)
         pose = matrix_of(probe.until_heard("odometry", step + 1)[-1].pose.pose)
-        assert expected is not None
-        np.testing.assert_allclose(pose, expected, atol=1e-6)
+        assert track.pose is not None
+        np.testing.assert_allclose(pose, track.pose, atol=1e-6)
 
 
 def test_diagnostics_tell_counts_and_state(probe: Probe, start: int) -> None:

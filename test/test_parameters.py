@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from lepard_ros.errors import InputError
-from lepard_ros.ros.input_guard import AHEAD_NS, InputGuard
 from lepard_ros.ros.parameters import (
     NodeSettings,
     check_change,
@@ -20,6 +19,7 @@ from lepard_ros.ros.parameters import (
     unknown_name,
 )
 from lepard_ros.ros.worker import Worker
+from lepard_ros.tracking.input_guard import AHEAD_NS, InputGuard
 
 CONFIG = Path(__file__).resolve().parent.parent / "config"
 SECOND = 1_000_000_000

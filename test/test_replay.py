@@ -70,6 +70,21 @@ def test_bad_calls_end_with_a_sentence_and_code_two(bag: Path, capsys: pytest.Ca
     assert "/camera/depth/points" in capsys.readouterr().err
 
 
+def test_doubled_and_overtaken_frames_are_left_out_as_the_node_does(tmp_path: Path) -> None:
+    from lepard_ros.evaluation.bag_reader import open_bag
+    from lepard_ros.evaluation.replay import load_matcher, replay_bag, summary
+    from lepard_ros.tracking.rigid import RigidTracker
+
+    with closing(BagWriter(tmp_path / "bag", CAMERA)) as writer:
+        for i in (0, 1, 1, 3, 2):
+            writer.write(10**9 + i * 10**8, render(sweep(COUNT, -15, 25)[i], i))
+    tracker = RigidTracker(load_matcher("fpfh"))
+    with open_bag(tmp_path / "bag") as bag:
+        replay = replay_bag(bag, tracker, bag.cloud_topic())
+    assert len(replay.tracks) + replay.left_out == 5 and len(tracker.path()[0]) == len(replay.tracks)
+    assert replay.left_out == 1 and "left out      1" in summary(replay, tracker)
+
+
 def test_bag_info_lists_topics(bag: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bag", "info", str(bag)]) == 0
     assert f"sensor_msgs/msg/PointCloud2  {COUNT} messages" in capsys.readouterr().out

@@ -123,6 +123,8 @@ class Bag:
     def _messages(self, *topics: str) -> Iterator[tuple[Any, int]]:
         """Decoded messages with their time of recording in nanoseconds."""
         connections = [c for c in self._reader.connections if c.topic in topics]
+        if not connections:  # the reader takes none for all
+            return
         with _damage_named(self.path):
             for connection, recorded, raw in self._reader.messages(connections=connections):
                 yield self._reader.deserialize(raw, connection.msgtype), recorded

@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from lepard_ros.cloud.ranges import FARTHEST, NEAREST, crop_range
 from lepard_ros.errors import InputError
 from lepard_ros.evaluation.bag_reader import Bag, BagFrame, open_bag
 from lepard_ros.evaluation.trajectories import Trajectory, TrajectoryError, compare, write_tum
 from lepard_ros.registration.types import FloatArray, Registration
+from lepard_ros.tracking.input_guard import InputGuard
 from lepard_ros.tracking.rigid import RigidTracker
 from lepard_ros.tracking.track import Track, TrackerSettings, TrackingState
 
@@ -47,12 +49,14 @@ class Example(NamedTuple):
 
 @dataclass
 class Replay:
-    """What came of a bag. tracks: one per frame. truth: of the sensor, if there is one. seconds: CPU, of all frames."""
+    """What came of a bag. tracks: one per frame. truth: of the sensor, if there is one. seconds: CPU, of all frames.
+    left_out: frames that came twice or too late, which the node refuses too."""
 
     tracks: list[Track] = field(default_factory=list)
     truth: Trajectory | None = None
     examples: list[Example] = field(default_factory=list)
     seconds: float = 0.0
+    left_out: int = 0
 
     def published(self) -> Trajectory:
         """The poses as they were given at the time."""
@@ -74,6 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", default="rigid", help="rigid, a .safetensors file, or fpfh for no network")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default auto)")
     parser.add_argument("--every", type=int, default=1, help="use every n-th frame (default 1)")
+    parser.add_argument("--min-range", type=float, default=NEAREST, help=f"metres, as the node's (default {NEAREST})")
+    parser.add_argument("--max-range", type=float, default=FARTHEST, help=f"metres, as the node's (default {FARTHEST})")
     parser.add_argument("--map", type=Path, help="start in this saved map or cloud file")
     parser.add_argument("--save-map", type=Path, help="save the map to this directory")
     parser.add_argument("--localise", action="store_true", help="do not add to the map")
@@ -85,12 +91,15 @@ def run(args: argparse.Namespace) -> int:
     """Replay a bag and write what came of it."""
     if args.every < 1:
         raise InputError(f"--every is {args.every}; it must be 1 or more.")
+    if not 0 <= args.min_range < args.max_range:
+        raise InputError(f"--min-range {args.min_range} and --max-range {args.max_range} leave no point.")
     settings = TrackerSettings(mapping=not args.localise, fallback=args.fallback)
     with open_bag(args.bag) as bag:
         topic = bag.cloud_topic(args.topic)
         matcher = load_matcher(args.weights, args.device)
         tracker = RigidTracker.load(args.map, matcher, settings) if args.map else RigidTracker(matcher, settings)
-        replay = replay_bag(bag, tracker, topic, truth_topic=args.truth, every=args.every, progress=True)
+        ranges = args.min_range, args.max_range
+        replay = replay_bag(bag, tracker, topic, truth_topic=args.truth, every=args.every, ranges=ranges, progress=True)
     write_results(replay, tracker, args.output, pictures=not args.no_pictures)
     if args.save_map:
         tracker.save(args.save_map)
@@ -117,24 +126,32 @@ def replay_bag(
     *,
     truth_topic: str | None = None,
     every: int = 1,
+    ranges: tuple[float, float] = (NEAREST, FARTHEST),
     progress: bool = False,
 ) -> Replay:
-    """Track every n-th frame of a topic."""
+    """Track every n-th frame of a topic. ranges: metres from the sensor between which points are used."""
     total = -(-bag.frame_count(topic) // every)
     frames = (frame for index, frame in enumerate(bag.frames(topic)) if index % every == 0)
     frames = tqdm(frames, total=total, desc="replay", unit="frame", disable=not progress)
-    frame_id, replay = _track_all(frames, tracker, max(total // EXAMPLES, 1))
+    cropped = (frame._replace(points=crop_range(frame.points, *ranges)) for frame in frames)
+    frame_id, replay = _track_all(cropped, tracker, max(total // EXAMPLES, 1))
     replay.truth = bag.truth(frame_id, truth_topic)
     return replay
 
 
 def _track_all(frames: Iterable[BagFrame], tracker: RigidTracker, example_every: int) -> tuple[str, Replay]:
-    """Every frame through the tracker; a frame id that changes starts over, as the node does."""
-    replay, frame_id, last_stamp = Replay(), "", 0
+    """Every frame through the tracker; the node's own guard says which are left out and where tracking starts over."""
+    replay, frame_id, guard = Replay(), "", InputGuard()
     for frame in frames:
-        if replay.tracks and (frame.frame_id != frame_id or frame.stamp_ns < last_stamp):
+        try:
+            # Without a frame no transform could be published, but there is none here; the bag's time is the clock.
+            reset = guard.check(frame.stamp_ns, frame.frame_id or "sensor", frame.stamp_ns)
+        except InputError:
+            replay.left_out += 1
+            continue
+        if reset is not None:
             tracker.reset()
-        frame_id, last_stamp = frame.frame_id, frame.stamp_ns
+        frame_id = frame.frame_id
         started = time.process_time()
         track = tracker.process(frame.points, frame.stamp_ns * 1e-9)
         replay.seconds += time.process_time() - started
@@ -217,6 +234,8 @@ def summary(replay: Replay, tracker: RigidTracker) -> str:
         f"map           {len(tracker.keyframes)} keyframes ({megabytes:.1f} MB), {loops} loop closures",
         f"CPU time      {replay.seconds / max(len(tracks), 1):.3f} s a frame",
     ]
+    if replay.left_out:
+        lines.insert(1, f"left out      {replay.left_out}, which came twice or too late")
     error = error_of(replay)
     return "\n".join(lines + (_error_lines(replay, tracker, error) if error else [_no_error_line(replay)]))
 

@@ -46,19 +46,6 @@ def frame_from_depth(message: Image, info: CameraInfo) -> Frame:
     return Frame(depth_to_points(depth, camera), stamp_to_ns(message.header.stamp), message.header.frame_id)
 
 
-def crop_range(points: NDArray[np.float32], nearest: float, farthest: float) -> NDArray[np.float32]:
-    """Leave out points by their distance to the sensor: NaN in an organised cloud, removed from a list."""
-    x, y, z = np.moveaxis(points, -1, 0)
-    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is too far away, what is NaN is not there
-        squared = x * x + y * y + z * z
-    kept = (squared >= nearest**2) & (squared <= farthest**2)  # false for NaN
-    if points.ndim == 2:
-        return points[kept]
-    cropped = points.copy()
-    cropped[~kept] = np.nan
-    return cropped
-
-
 def stamp_to_ns(stamp: Time) -> int:
     """The stamp in whole nanoseconds."""
     return int(stamp.sec) * 1_000_000_000 + int(stamp.nanosec)

@@ -15,6 +15,7 @@ from rclpy.qos import QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import CameraInfo, Image, PointCloud2
 from std_srvs.srv import Trigger
 
+from lepard_ros.cloud.ranges import crop_range
 from lepard_ros.errors import InputError
 from lepard_ros.msg import TrackingStatus
 from lepard_ros.registration.types import StageClock
@@ -23,7 +24,6 @@ from lepard_ros.ros.compat import TransformBroadcaster
 from lepard_ros.ros.conversion import Frame
 from lepard_ros.ros.diagnostics import Health, diagnostics_message
 from lepard_ros.ros.frames import FramePlan, MissingTransformError, make_plan
-from lepard_ros.ros.input_guard import InputGuard
 from lepard_ros.ros.memory import process_within_memory
 from lepard_ros.ros.modes import EVERY_FRAME, TF, Mode, Result
 from lepard_ros.ros.parameters import (
@@ -35,6 +35,7 @@ from lepard_ros.ros.parameters import (
 )
 from lepard_ros.ros.status import status_message
 from lepard_ros.ros.worker import Worker
+from lepard_ros.tracking.input_guard import InputGuard
 
 DIAGNOSTICS_PERIOD = 1.0
 # How long the worker may go on with a cloud after it was told to stop.
@@ -217,7 +218,7 @@ class LepardNode(LifecycleNode):
         return conversion.frame_from_depth(message, arrival.info)
 
     def _crop(self, frame: Frame) -> Frame:
-        points = conversion.crop_range(frame.points, self.settings.min_range, self.settings.max_range)
+        points = crop_range(frame.points, self.settings.min_range, self.settings.max_range)
         return frame._replace(points=points)
 
     def _reset_if_new(self, frame: Frame) -> None:

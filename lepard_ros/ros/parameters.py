@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lepard_ros.cloud.ranges import FARTHEST, NEAREST
 from lepard_ros.errors import InputError
 
 # Parameters that rclpy declares for every node.
@@ -52,8 +53,10 @@ class NodeSettings:
         "Quality of service of the input; best_available takes what the publisher offers.",
         choices=("sensor_data", "best_available", "reliable"),
     )
-    min_range: float = _option(0.2, "Points nearer to the sensor are left out [m].", low=0.0, high=100.0, live=True)
-    max_range: float = _option(6.0, "Points farther from the sensor are left out [m].", low=0.1, high=1000.0, live=True)
+    min_range: float = _option(NEAREST, "Points nearer to the sensor are left out [m].", low=0.0, high=100.0, live=True)
+    max_range: float = _option(
+        FARTHEST, "Points farther from the sensor are left out [m].", low=0.1, high=1000.0, live=True
+    )
     silence: float = _option(
         2.0, "Without input for this long the diagnostics warn [s].", low=0.1, high=3600.0, live=True
     )

@@ -69,7 +69,25 @@ def test_small_parts_are_reported_and_not_carried() -> None:
     graph = build_graph(np.concatenate([body, scrap]))
     assert graph.skin(body).covered.all()
     assert not graph.skin(scrap).covered.any()
-    assert GraphSettings(coverage=0.009).fewest_nodes == 40
+
+
+@pytest.mark.parametrize(("coverage", "nodes"), [(0.009, 40), (0.02, 8), (0.025, 5), (0.04, 4), (0.2, 4)])
+def test_forty_nodes_at_the_papers_coverage_are_an_area_that_has_fewer_at_a_wider_one(
+    coverage: float, nodes: int
+) -> None:
+    assert GraphSettings(coverage=coverage).fewest_nodes == nodes
+    assert GraphSettings(coverage=coverage, smallest_cluster=1).fewest_nodes == 1
+
+
+@pytest.mark.parametrize("coverage", [0.009, 0.02])
+def test_which_parts_are_left_out_hardly_depends_on_the_coverage(coverage: float) -> None:
+    small = plane(0.03, 0.03, 0.003) + np.array([1.0, 0.0, 0.0])
+    large = plane(0.10, 0.10, 0.003) + np.array([2.0, 0.0, 0.0])
+    graph = build_graph(np.concatenate([small, large]), GraphSettings(coverage=coverage))
+    near_small = graph.nodes[:, 0] < 1.5
+    assert near_small.sum() < GraphSettings(coverage=coverage).fewest_nodes <= (~near_small).sum()
+    np.testing.assert_array_equal(graph.active, ~near_small)
+    assert not graph.skin(small).covered.any() and graph.skin(large).covered.all()
 
 
 def test_points_far_off_the_surface_are_not_covered() -> None:

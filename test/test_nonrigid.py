@@ -259,6 +259,20 @@ def test_broken_matches_are_an_input_error(wrong: np.ndarray) -> None:
         solve_nonrigid(build_graph(points), points, points, None, Matches(points[:9], wrong, np.ones(9)))
 
 
+def test_parts_too_small_to_warp_are_reported_and_stay_where_they_are() -> None:
+    body, scrap = plane(0.4, 0.3), plane(0.03, 0.03) + np.array([1.0, 0.0, 0.0])
+    shift = np.array([0.05, 0.02, 0.1])
+    source = np.concatenate([body, scrap])
+    warp = warp_from_matches(source, source + shift, matches_of(body, body + shift, 100), WarpSettings())
+    assert warp.ok
+    moved, warped = warp.apply(source)
+    np.testing.assert_array_equal(warped, np.arange(len(source)) < len(body))
+    np.testing.assert_array_equal(moved[~warped], scrap)
+    np.testing.assert_allclose(moved[warped], body + shift, atol=1e-3)
+    left_out = warp.graph.nodes[:, 0] > 0.9
+    np.testing.assert_array_equal(warp.to_arrays()["optimised"], ~left_out)
+
+
 # --- real shapes ------------------------------------------------------------------------------------------------------
 
 

@@ -30,9 +30,10 @@ class GraphSettings:
     coverage: a node covers the surface within this distance, and is the sigma of the skinning weights.
     edges: neighbours of a node that hold it as rigid as possible. skinning: nodes that carry one point.
     longest_side: triangles of an organised cloud with a longer side are no surface, nor are longer steps in any cloud.
-    smallest_cluster: a connected part with fewer nodes is not warped. It is counted at the paper's coverage of 0.9 cm,
-    since the area is what matters: with wider coverage the same part has fewer nodes (`fewest_nodes`). A smaller part
-    within `longest_side` of a larger one joins it instead.
+    smallest_cluster: a connected part of the surface with fewer nodes than this, counted at the paper's coverage of
+    0.9 cm, is not warped: its nodes are not `active`, and its points are reported as not covered. It is an area, not a
+    count: a node stands for about coverage^2 of surface, so at a coverage of 2 cm the same area has 40 (0.9 / 2)^2 = 8
+    nodes, at 2.5 cm 5 (`fewest_nodes`). A smaller part within `longest_side` of a larger one joins it instead.
     """
 
     coverage: float = 0.02
@@ -43,7 +44,10 @@ class GraphSettings:
 
     @property
     def fewest_nodes(self) -> int:
-        """How many nodes a part must have at this coverage."""
+        """How many nodes a part must have at this coverage to be warped: the area of `smallest_cluster` nodes at 0.9 cm.
+
+        At least 4 (or `smallest_cluster`, if less): fewer nodes cannot say how a surface bends.
+        """
         return max(round(self.smallest_cluster * (PAPER_COVERAGE / self.coverage) ** 2), min(self.smallest_cluster, 4))
 
 

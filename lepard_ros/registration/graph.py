@@ -44,7 +44,7 @@ class GraphSettings:
 
     @property
     def fewest_nodes(self) -> int:
-        """How many nodes a part must have at this coverage to be warped: the area of `smallest_cluster` nodes at 0.9 cm.
+        """How many nodes a part must have at this coverage to be warped: as large as `smallest_cluster` at 0.9 cm.
 
         At least 4 (or `smallest_cluster`, if less): fewer nodes cannot say how a surface bends.
         """

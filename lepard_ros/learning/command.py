@@ -61,6 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         help="weight of the warping loss (the paper: 0 rigid, 0.1 deformable)",
     )
+    add(
+        "--coarse-weight",
+        type=float,
+        default=1.0,
+        help="weight of the matching loss; 0 trains the descriptors alone, in half the time (default %(default)s)",
+    )
     add("--seed", type=int, default=0)
     add("--device", default="cpu", help="cpu or cuda (default %(default)s)")
     add("--report", type=int, default=50, help="steps between lines of the log")
@@ -101,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
 
 def settings_of(args: argparse.Namespace) -> TrainingSettings:
     """The training settings of the command line."""
-    objective = ObjectiveSettings(warping_weight=args.warping_weight)
+    objective = ObjectiveSettings(warping_weight=args.warping_weight, coarse_weight=args.coarse_weight)
     settings = TrainingSettings(
         steps=args.steps, optimiser=args.optimiser, rate=args.rate, schedule=args.schedule,
         schedule_start=args.schedule_start, seed=args.seed, objective=objective,
@@ -143,7 +149,9 @@ def report(log: Log, step: int, row: dict[str, float], pairs: int) -> None:
     """One line for the person who watches, one row for the curves."""
     log.write({"step": step, **row})
     rate = pairs / row["seconds_per_step"]
-    terms = "  ".join(f"{name} {row[name]:.3f}" for name in ("loss", "coarse", "descriptor", "guided") if name in row)
+    terms = "  ".join(
+        f"{name} {row[name]:.3f}" for name in ("loss", "coarse", "descriptor", "guided", "hit") if name in row
+    )
     sys.stdout.write(f"step {step}  {terms}  {rate:.2f} pairs/s\n")
     sys.stdout.flush()
 

@@ -13,52 +13,101 @@ from lepard_ros.network.lepard import CoarseCloud, Lepard, LepardOutput, pad_clo
 
 
 class ObjectiveSettings(NamedTuple):
-    """Weights of the losses, and the radius of a true coarse match in coarse cells."""
+    """Weights of the losses, and the radius of a true coarse match in coarse cells.
+
+    coarse_weight 0 leaves the transformer out (half of the time) and trains the descriptors alone.
+    """
 
     warping_weight: float = 0.0
     match_radius: float = 0.6
+    coarse_weight: float = 1.0
     descriptor_weight: float = 2.0
     guided_weight: float = 0.3
     fine_points: int = 384
 
 
 class Objective(NamedTuple):
-    """loss: scalar; parts: its terms as floats; output and true matches (K, 3), to measure the predicted ones."""
+    """loss: scalar; parts: its terms as floats; output and true matches (K, 3), to measure the predicted ones.
+
+    output: None where only descriptors are trained.
+    """
 
     loss: Tensor
     parts: dict[str, float]
-    output: LepardOutput
+    output: LepardOutput | None
     matches: Tensor
+
+
+class _Encoded(NamedTuple):
+    """Coarse features (n, d) and fine ones (N, c) of a cloud."""
+
+    coarse: Tensor
+    fine: Tensor | None
 
 
 def objective(network: Lepard, pairs: list[Pair], settings: ObjectiveSettings, seed: int = 0) -> Objective:
     """Encode, match, and compare with the truth. seed: which fine points are looked at."""
-    encoded = [[network.encode(s.pyramid, s.relations) for s in (pair.source, pair.target)] for pair in pairs]
-    source = _batch([pair.source for pair in pairs], [e[0][0] for e in encoded])
-    target = _batch([pair.target for pair in pairs], [e[1][0] for e in encoded])
-    output = network.match(source, target)
+    encoded = [
+        (_Encoded(*network.encode(p.source.pyramid, p.source.relations)),
+         _Encoded(*network.encode(p.target.pyramid, p.target.relations)))
+        for p in pairs
+    ]  # fmt: skip
     radius = settings.match_radius * network.config.coarse_grid
     truths = [mutual_matches(warp_coarse(pair), pair.target.pyramid.points[2], radius) for pair in pairs]
     matches = torch.cat([torch.nn.functional.pad(t, (1, 0), value=b) for b, t in enumerate(truths)])
+    terms: dict[str, tuple[float, Tensor]] = {}
+    output = None
+    if settings.coarse_weight or network.fine_matching is None:
+        output, coarse = _coarse_loss(network, pairs, encoded, matches, settings)
+        terms["coarse"] = settings.coarse_weight, coarse
+    if network.fine_matching is not None:
+        fine, hit = _mean_fine_losses(network, pairs, encoded, output, settings, seed)
+        terms |= {name: (getattr(settings, f"{name}_weight"), value) for name, value in fine.items()}
+    zero = encoded[0][0].coarse.sum() * 0  # a pair without any true match still needs a loss with a gradient
+    loss = torch.stack([zero, *(weight * value for weight, value in terms.values())]).sum()
+    parts = {name: float(value.detach()) for name, (_, value) in terms.items()}
+    if network.fine_matching is not None and hit is not None:
+        parts["hit"] = hit
+    return Objective(loss, parts, output, matches)
+
+
+def _coarse_loss(
+    network: Lepard,
+    pairs: list[Pair],
+    encoded: list[tuple[_Encoded, _Encoded]],
+    matches: Tensor,
+    settings: ObjectiveSettings,
+) -> tuple[LepardOutput, Tensor]:
+    """What the transformer makes of the pairs, and its loss over all blocks."""
+    source = _batch([pair.source for pair in pairs], [e[0].coarse for e in encoded])
+    target = _batch([pair.target for pair in pairs], [e[1].coarse for e in encoded])
+    output = network.match(source, target)
     warped = torch.zeros_like(source.points)
     for b, pair in enumerate(pairs):
         warped[b, : len(pair.source.pyramid.points[2])] = warp_coarse(pair)
     sinkhorn = network.config.matching == "sinkhorn"
-    coarse = total_loss(output, matches, source.points, warped, settings.warping_weight, sinkhorn)
-    loss, parts = coarse, {"coarse": float(coarse.detach())}
-    if network.fine_matching is not None:
-        generator = torch.Generator().manual_seed(seed)
-        confidences = output.confidence.detach()
-        fines = [
-            _fine_losses(network, pair, e[0][1], e[1][1], confidence, settings.fine_points, generator)
-            for pair, e, confidence in zip(pairs, encoded, confidences, strict=True)
-        ]
-        found = [value for value in fines if value is not None]
-        if found:
-            descriptor, guided = torch.stack(found).mean(0)
-            loss = loss + settings.descriptor_weight * descriptor + settings.guided_weight * guided
-            parts |= {"descriptor": float(descriptor.detach()), "guided": float(guided.detach())}
-    return Objective(loss, parts, output, matches)
+    return output, total_loss(output, matches, source.points, warped, settings.warping_weight, sinkhorn)
+
+
+def _mean_fine_losses(
+    network: Lepard,
+    pairs: list[Pair],
+    encoded: list[tuple[_Encoded, _Encoded]],
+    output: LepardOutput | None,
+    settings: ObjectiveSettings,
+    seed: int,
+) -> tuple[dict[str, Tensor], float | None]:
+    """The losses of the fine points, and the share of them that chose right; nothing where no pair overlaps."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for b, (pair, (source, target)) in enumerate(zip(pairs, encoded, strict=True)):
+        confidence = None if output is None else output.confidence[b].detach()
+        found.append(_fine_losses(network, pair, source.fine, target.fine, confidence, settings.fine_points, generator))
+    present = [losses for losses in found if losses is not None]
+    if not present:
+        return {}, None
+    means = {name: torch.stack([losses[name] for losses in present]).mean() for name in present[0]}
+    return means, float(means.pop("hit"))
 
 
 def warp_coarse(pair: Pair) -> Tensor:
@@ -82,12 +131,14 @@ def _fine_losses(
     pair: Pair,
     x: Tensor | None,
     y: Tensor | None,
-    confidence: Tensor,
+    confidence: Tensor | None,
     count: int,
     generator: torch.Generator,
-) -> Tensor | None:
-    """(2,): the descriptor loss of some fine points that have a partner, both ways, and the same guided by the coarse
-    confidences (n, m); None where hardly any point has a partner. x, y: fine features (N, c), (M, c)."""
+) -> dict[str, Tensor] | None:
+    """Losses of some fine points that have a partner; None where hardly any has. x, y: fine features (N, c), (M, c).
+
+    descriptor: both ways. guided: with the coarse confidences (n, m), if given. hit: share that finds its partner.
+    """
     source, target, matching = pair.source, pair.target, network.fine_matching
     assert x is not None and y is not None and matching is not None
     assert source.owners is not None and target.owners is not None
@@ -99,15 +150,18 @@ def _fine_losses(
     if len(kept) < 16:
         return None
     chosen, nearest = chosen[kept], nearest[kept]
-    confidence = confidence[: len(source.pyramid.points[2]), : len(target.pyramid.points[2])]
-    prior = coarse_prior(confidence, matching.guidance)[source.owners[chosen]][:, target.owners]
     radius = 3 * network.config.grid
     scores = x[chosen] @ y.T * matching.scale
     forth = descriptor_loss(scores, nearest, places, radius)
     back = descriptor_loss(y[nearest] @ x.T * matching.scale, chosen, warped, radius)
-    # The guided loss teaches the weight of the guidance, and descriptors to tell apart what it leaves open.
-    guided = descriptor_loss(scores + prior, nearest, places, radius)
-    return torch.stack([(forth + back) / 2, guided])
+    hit = ((places[scores.detach().argmax(1)] - warped[chosen]).norm(dim=1) < radius).float().mean()
+    losses = {"descriptor": (forth + back) / 2, "hit": hit}
+    if confidence is not None:
+        # The guided loss teaches the weight of the guidance, and descriptors to tell apart what it leaves open.
+        confidence = confidence[: len(source.pyramid.points[2]), : len(target.pyramid.points[2])]
+        prior = coarse_prior(confidence, matching.guidance)[source.owners[chosen]][:, target.owners]
+        losses["guided"] = descriptor_loss(scores + prior, nearest, places, radius)
+    return losses
 
 
 class MatchQuality(NamedTuple):
@@ -122,6 +176,7 @@ class MatchQuality(NamedTuple):
 @torch.no_grad()
 def match_quality(network: Lepard, pair: Pair, result: Objective, item: int, radius: float) -> MatchQuality:
     """How good the coarse matches of pair `item` of a batch are; radius: metres within which a match is right."""
+    assert result.output is not None
     warped, target = warp_coarse(pair), pair.target.pyramid.points[2]
     confidence = result.output.confidence[item, : len(warped), : len(target)]
     best, index = confidence.max(1)

@@ -188,19 +188,26 @@ def start_processes(device: str) -> tuple[int, int]:
 
 @torch.no_grad()
 def validate(network: Lepard, pairs: list[tuple[Pair, float]], settings: ObjectiveSettings) -> dict[str, float]:
-    """Mean loss and inlier ratio over pairs, and the share of rigid fits within 15 degrees and 0.3 m, by overlap."""
+    """Mean loss and inlier ratio over pairs, and the share of rigid fits within 15 degrees and 0.3 m, by overlap.
+
+    hit: share of the fine points that find their partner by their descriptor alone.
+    """
     network.eval()
-    rows: list[tuple[float, float, MatchQuality]] = []
+    settings = settings._replace(coarse_weight=settings.coarse_weight or 1.0)
+    rows: list[tuple[float, float, MatchQuality, float]] = []
     radius = network.config.coarse_grid
     for pair, overlap in pairs:
         result = objective(network, [pair], settings)
-        rows.append((overlap, float(result.loss), match_quality(network, pair, result, 0, radius)))
+        quality = match_quality(network, pair, result, 0, radius)
+        rows.append((overlap, float(result.loss), quality, result.parts.get("hit", float("nan"))))
     table = {"val_loss": _mean([r[1] for r in rows]), "val_ir": _mean([r[2].inlier_ratio for r in rows])}
     for name, low, high in (("low", 0.0, 0.3), ("mid", 0.3, 0.6), ("high", 0.6, 1.01)):
-        chosen = [r[2] for r in rows if low <= r[0] < high]
+        inside = [r for r in rows if low <= r[0] < high]
+        chosen, hits = [r[2] for r in inside], [r[3] for r in inside if math.isfinite(r[3])]
         limits = 15.0, 0.3 * network.config.coarse_grid / 0.2
         good = [float(q.rotation_error < limits[0] and q.translation_error < limits[1]) for q in chosen]
         table |= {f"ir_{name}": _mean([q.inlier_ratio for q in chosen]), f"fit_{name}": _mean(good)}
+        table[f"hit_{name}"] = _mean(hits)
     return table
 
 
@@ -244,7 +251,9 @@ class Log:
 
         rows = self.rows()
         figure, axes = plt.subplots(1, 3, figsize=(15, 4), layout="constrained")
-        groups = (("loss", "val_loss"), ("val_ir", "ir_low", "ir_mid", "ir_high"), ("fit_low", "fit_mid", "fit_high"))
+        bands = ("low", "mid", "high")
+        found = [f"{name}_{band}" for name in ("ir", "hit") for band in bands]
+        groups = (("loss", "val_loss"), found, [f"fit_{band}" for band in bands])
         for axis, names, title in zip(axes, groups, ("loss", "inlier ratio", "rigid fit within limits"), strict=True):
             for name in names:
                 points = [(int(float(r["step"])), float(r[name])) for r in rows if r.get(name)]

@@ -62,9 +62,19 @@ def test_a_replay_repeats_itself_exactly(bag: Path, output: Path, tmp_path: Path
     assert not (tmp_path / "path.png").exists()
 
 
-def test_bad_calls_end_with_a_sentence_and_code_two(bag: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_calls_end_with_a_sentence_and_code_two(
+    bag: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["replay", "/nonexistent/bag"]) == 2
     assert "does not exist" in capsys.readouterr().err
+    assert cli.main(["replay", str(bag), "--truth", "/nope", "--weights", "fpfh"]) == 2
+    words = capsys.readouterr()
+    assert "no poses on /nope" in words.err and "frame/s" not in words.err  # before the work, not after it
+    (tmp_path / "file").touch()
+    assert cli.main(["replay", str(bag), "--weights", "fpfh", "--output", str(tmp_path / "file" / "out")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    assert cli.main(["replay", str(bag), "--min-range", "9", "--weights", "fpfh"]) == 2
+    assert "leave no point" in capsys.readouterr().err
     assert cli.main(["replay", str(bag), "--every", "0", "--weights", "fpfh"]) == 2
     assert cli.main(["replay", str(bag), "--topic", "/nope", "--weights", "fpfh"]) == 2
     assert "/camera/depth/points" in capsys.readouterr().err

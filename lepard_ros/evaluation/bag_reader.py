@@ -100,17 +100,21 @@ class Bag:
         else:
             yield from self._depth_frames(topic)
 
-    def truth(self, frame_id: str, wanted: str | None = None) -> Trajectory | None:
-        """The true path of the sensor: from the wanted topic, else from /ground_truth, else from TF, else None."""
+    def truth_topic(self, wanted: str | None = None) -> str | None:
+        """The topic with the true poses: the wanted one, else /ground_truth; None leaves it to TF."""
         topics = self.topics()
         if wanted is None and TRUTH_TOPIC in topics:
             wanted = TRUTH_TOPIC
-        if wanted is not None:
-            if topics.get(wanted, ("",))[0] not in (*_TRUTH_TYPES, TF):
-                raise InputError(f"{self.path} has no poses on {wanted}; it holds {self._found()}.")
-            if topics[wanted][0] != TF:
-                return self._pose_topic(wanted)
-        return self._tf_chain(frame_id)
+        if wanted is None:
+            return None
+        if topics.get(wanted, ("",))[0] not in (*_TRUTH_TYPES, TF):
+            raise InputError(f"{self.path} has no poses on {wanted}; it holds {self._found()}.")
+        return wanted if topics[wanted][0] != TF else None
+
+    def truth(self, frame_id: str, wanted: str | None = None) -> Trajectory | None:
+        """The true path of the sensor: from the wanted topic, else from /ground_truth, else from TF, else None."""
+        topic = self.truth_topic(wanted)
+        return self._tf_chain(frame_id) if topic is None else self._pose_topic(topic)
 
     def _filled(self, topic: str) -> str:
         if not self.topics()[topic][1]:
@@ -196,7 +200,8 @@ def _damage_named(path: Path) -> Iterator[None]:
     except InputError:
         raise
     except damage as error:
-        raise InputError(f"{path} is not a whole bag: {error or type(error).__name__}. Record it again.") from error
+        reason = str(error).rstrip(". ") or type(error).__name__
+        raise InputError(f"{path} is not a whole bag: {reason}. Record it again.") from error
 
 
 def _storage_errors() -> tuple[type[Exception], ...]:

@@ -2,6 +2,8 @@
 
 import argparse
 import csv
+import errno
+import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -96,6 +98,8 @@ def run(args: argparse.Namespace) -> int:
     settings = TrackerSettings(mapping=not args.localise, fallback=args.fallback)
     with open_bag(args.bag) as bag:
         topic = bag.cloud_topic(args.topic)
+        bag.truth_topic(args.truth)  # before the work, which may take long
+        prepare_output(args.output)
         matcher = load_matcher(args.weights, args.device)
         tracker = RigidTracker.load(args.map, matcher, settings) if args.map else RigidTracker(matcher, settings)
         ranges = args.min_range, args.max_range
@@ -170,11 +174,21 @@ def _example(track: Track, frame: BagFrame, tracker: RigidTracker) -> list[Examp
     return [Example(track.stamp, thinned, tracker.keyframes[track.keyframe_id].surface.points, track.registration)]
 
 
+def prepare_output(output: Path) -> None:
+    """Make the folder, or say why it cannot be."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        if not os.access(output, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise InputError(f"{output} cannot be written ({error.strerror}); name another --output.") from error
+
+
 def write_results(replay: Replay, tracker: RigidTracker, output: Path, *, pictures: bool = True) -> None:
     """Write trajectories, the status of every frame, the map and the pictures."""
     from lepard_ros.cloud.files import write_cloud
 
-    output.mkdir(parents=True, exist_ok=True)
+    prepare_output(output)
     write_tum(output / "trajectory.tum", replay.published())
     write_tum(output / "corrected.tum", Trajectory(*tracker.path()))
     if replay.truth is not None:

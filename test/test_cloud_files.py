@@ -90,3 +90,22 @@ def test_any_bytes_give_points_or_a_sentence(tmp_path: Path, content: bytes, kin
         return
     assert points.shape[1:] == (3,)
     assert np.isfinite(points).all()
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("text", [False, True])
+@pytest.mark.parametrize("kind", [".ply", ".pcd"])
+def test_what_open3d_writes_passes_the_check_of_its_header_and_what_is_cut_does_not(
+    tmp_path: Path, kind: str, text: bool, compressed: bool
+) -> None:
+    from lepard_ros.cloud.open3d import import_open3d
+
+    o3d = import_open3d()
+    cloud = o3d.geometry.PointCloud(o3d.utility.Vector3dVector(np.random.default_rng(0).normal(size=(50, 3))))
+    cloud.colors = cloud.normals = cloud.points
+    path = tmp_path / f"cloud{kind}"
+    assert o3d.io.write_point_cloud(str(path), cloud, write_ascii=text, compressed=compressed)
+    assert len(read_cloud(path)) == 50
+    path.write_bytes(path.read_bytes()[:-2000])
+    with pytest.raises(InputError, match="damaged"):
+        read_cloud(path)

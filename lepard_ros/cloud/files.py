@@ -1,17 +1,28 @@
 """Cloud files: PLY, PCD, NPY, NPZ and XYZ text, read and written as (N, 3) metres."""
 
+import struct
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lepard_ros.cloud.headers import check_header
 from lepard_ros.cloud.open3d import import_open3d
 from lepard_ros.errors import InputError
 
 FloatArray = NDArray[np.floating]
 
 NPZ_KEYS = ("points", "xyz", "pc", "pcd", "s_pc")
+# What numpy raises on damaged npy and npz files: found by fuzzing. TokenError and SyntaxError: a header is a Python
+# literal. RuntimeError: an encrypted member, or a compression that zipfile does not know.
+NUMPY_DAMAGE = (
+    *(OSError, ValueError, EOFError, KeyError, AttributeError, TypeError, RuntimeError, OverflowError, MemoryError),
+    *(SyntaxError, tokenize.TokenError, struct.error, zipfile.BadZipFile, zlib.error),
+)
 
 
 def read_cloud(path: str | Path) -> NDArray[np.float32]:
@@ -55,6 +66,7 @@ def _checked(points: NDArray[np.generic], path: Path) -> NDArray[np.float32]:
 
 def _read_open3d(path: Path) -> NDArray[np.generic]:
     """Open3D prints its complaint and gives an empty cloud for a damaged file; the caller refuses that."""
+    check_header(path)  # Open3D believes it: one that lies makes it hang, or allocate without end
     o3d = import_open3d()
     with o3d.utility.VerbosityContextManager(o3d.utility.VerbosityLevel.Error):
         cloud = o3d.io.read_point_cloud(str(path), remove_nan_points=False, remove_infinite_points=False)
@@ -66,15 +78,12 @@ def _read_open3d(path: Path) -> NDArray[np.generic]:
 def _read_npy(path: Path) -> NDArray[np.generic]:
     try:
         return np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except NUMPY_DAMAGE as error:
         raise InputError(f"{path} is not a readable npy file ({error}).") from error
 
 
 def _read_npz(path: Path) -> NDArray[np.generic]:
     """The array with a customary name, or the only one."""
-    import zipfile
-    import zlib
-
     try:
         with np.load(path, allow_pickle=False) as archive:
             names = archive.files
@@ -84,17 +93,7 @@ def _read_npz(path: Path) -> NDArray[np.generic]:
             return archive[name]
     except InputError:
         raise
-    # RuntimeError: an encrypted member, or a compression that zipfile does not know.
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        KeyError,
-        AttributeError,
-        RuntimeError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
+    except NUMPY_DAMAGE as error:
         raise InputError(f"{path} is not a readable npz file ({error}).") from error
 
 

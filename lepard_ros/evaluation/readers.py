@@ -1,8 +1,6 @@
 """Data sets with known motions, in the benchmarks' own layouts and in compact ones, behind one interface."""
 
 import pickle
-import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -13,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lepard_ros.cloud.depth import depth_to_points
+from lepard_ros.cloud.files import NUMPY_DAMAGE
 from lepard_ros.errors import InputError
 from lepard_ros.evaluation.metrics import overlap_ratio
 from lepard_ros.evaluation.recordings import Recording, open_recording
@@ -85,7 +84,7 @@ def load_npz(path: Path, keys: Sequence[str]) -> dict[str, NDArray[Any]]:
         raise
     except FileNotFoundError as error:
         raise InputError(f"{path} is missing; {path.parent} holds {listing(path.parent)}.") from error
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+    except NUMPY_DAMAGE as error:
         raise InputError(f"{path} is not a readable npz file ({error}); fetch or write it again.") from error
 
 

@@ -10,12 +10,12 @@ import json
 import os
 import shutil
 import tempfile
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lepard_ros.cloud.files import NUMPY_DAMAGE
 from lepard_ros.errors import InputError
 from lepard_ros.registration.types import FloatArray, Surface
 from lepard_ros.tracking.keyframe_map import KeyframeMap
@@ -127,7 +127,7 @@ def _read(keyframe_map: KeyframeMap, directory: Path, matcher: "Matcher") -> Non
         edges = [_edge_from_json(entry) for entry in manifest["edges"]]
     except InputError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+    except NUMPY_DAMAGE as error:
         raise InputError(f"{directory} is not a whole map ({error or type(error).__name__}); save it again.") from error
     known = {frame.id for frame in frames}
     if not frames or any(edge.source not in known or edge.target not in known for edge in edges):

@@ -113,6 +113,12 @@ def test_kept_nodes_stay_first_and_new_surface_gets_new_nodes() -> None:
     assert grown.skin(plane(0.4, 0.3)).covered.all()
 
 
+def test_the_same_surface_again_needs_no_new_nodes() -> None:
+    points = np.concatenate([plane(0.3, 0.3), [[0.8, 0.0, 1.0], [1.2, 0.0, 1.0]]])  # and points on their own
+    old = build_graph(points)
+    np.testing.assert_array_equal(build_graph(points, keep_nodes=old.nodes).nodes, old.nodes)
+
+
 def test_a_cut_leaves_two_independent_parts() -> None:
     graph = build_graph(plane(0.4, 0.2))
     left = graph.nodes[:, 0] < 0.2

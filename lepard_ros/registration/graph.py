@@ -202,7 +202,8 @@ def _radius_pairs(points: FloatArray, longest: float) -> IntArray:
 def _links(points: FloatArray, pairs: IntArray) -> sparse.csr_matrix:
     """Symmetric (S, S) matrix of the lengths of the pairs, each once."""
     pairs = np.unique(np.sort(pairs[pairs[:, 0] != pairs[:, 1]], axis=1), axis=0)
-    length = np.linalg.norm(points[pairs[:, 0]] - points[pairs[:, 1]], axis=-1)
+    # A kept node may lie exactly on a point; a sparse matrix knows no link of length 0.
+    length = np.maximum(np.linalg.norm(points[pairs[:, 0]] - points[pairs[:, 1]], axis=-1), 1e-9)
     matrix = sparse.coo_matrix((length, (pairs[:, 0], pairs[:, 1])), shape=(len(points),) * 2)
     return (matrix + matrix.T).tocsr()
 

@@ -3,9 +3,11 @@
 import json
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from box_room import CAMERA, render, sweep
@@ -125,6 +127,39 @@ def write_transforms(path: Path, mount: np.ndarray) -> None:
         for stamp, pose in zip(STAMPS, sweep(4), strict=True):
             links = message([link(stamp, "world", "base", pose)])
             bag.write(moving, stamp, store.serialize_cdr(links, "tf2_msgs/msg/TFMessage"))
+
+
+class NoPoses(BagWriter):
+    """Writes what a motion capture writes that has lost its markers."""
+
+    broken: tuple[int, ...] = ()
+    value = 0.0
+    _count = 0
+
+    def _pose(self, stamp_ns: int, pose: NDArray[np.float64]) -> Any:
+        message = super()._pose(stamp_ns, pose)
+        if self._count in self.broken:
+            orientation = self._new("geometry_msgs/msg/Quaternion", *[self.value] * 4)
+            body = self._new("geometry_msgs/msg/Pose", message.pose.position, orientation)
+            message = self._new("geometry_msgs/msg/PoseStamped", message.header, body)
+        self._count += 1
+        return message
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+def test_poses_that_are_none_are_left_out_of_the_truth(tmp_path: Path, value: float) -> None:
+    for name, broken, known in (("some", (1, 2), 2), ("all", (0, 1, 2, 3), 0)):
+        with closing(NoPoses(tmp_path / name, CAMERA)) as writer:
+            writer.broken, writer.value = broken, value
+            for i in range(4):
+                writer.write(10**9 + i * 10**8, np.ones((CAMERA.height, CAMERA.width), np.float32), np.eye(4))
+        with open_bag(tmp_path / name) as bag:
+            if known:
+                truth = bag.truth(CAMERA_FRAME)
+                assert truth is not None and len(truth) == known
+            else:
+                with pytest.raises(InputError, match="no valid pose"):
+                    bag.truth(CAMERA_FRAME)
 
 
 def test_truth_from_tf_runs_through_static_links(tmp_path: Path) -> None:

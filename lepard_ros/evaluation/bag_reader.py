@@ -24,6 +24,7 @@ INFO = "sensor_msgs/msg/CameraInfo"
 TF = "tf2_msgs/msg/TFMessage"
 POSE = "geometry_msgs/msg/PoseStamped"
 ODOMETRY = "nav_msgs/msg/Odometry"
+LEAST_QUATERNION = 1e-3  # one with smaller numbers is none
 _TRUTH_TYPES = (
     POSE,
     "geometry_msgs/msg/PoseWithCovarianceStamped",
@@ -157,7 +158,10 @@ class Bag:
 
     def _pose_topic(self, topic: str) -> Trajectory:
         rows = [_pose_row(message, recorded) for message, recorded in self._messages(topic)]
-        return _trajectory(rows)
+        trajectory = _trajectory(rows)
+        if not len(trajectory):
+            raise InputError(f"{self.path} has no valid pose on {topic} ({len(rows)} messages); name another topic.")
+        return trajectory
 
     def _tf_chain(self, frame_id: str) -> Trajectory | None:
         """The path of `frame_id` in the root of its tree: one moving link of TF, any number of static ones."""
@@ -171,6 +175,8 @@ class Bag:
         child = _bare(frame_id)
         while child in links and len(chain) < 64:
             chain.append(_trajectory([row for _, row in links[child]]))
+            if not len(chain[-1]):
+                return None
             child = links[child][0][0]
         return _compose(chain)
 
@@ -240,8 +246,10 @@ def _pose_row(message: Any, recorded: int) -> list[float]:
 
 
 def _trajectory(rows: list[list[float]]) -> Trajectory:
-    """Rows of time and pose, in order of time."""
+    """Rows of time and pose, in order of time, without those that are no pose: a motion capture that lost sight of
+    its markers publishes zeros or NaN."""
     array = np.array(rows, dtype=np.float64).reshape(-1, 8)
+    array = array[np.isfinite(array).all(axis=1) & (np.abs(array[:, 4:]).max(axis=1, initial=0.0) > LEAST_QUATERNION)]
     array = array[np.argsort(array[:, 0], kind="stable")]
     return Trajectory(array[:, 0], poses_from_rows(array[:, 1:]))
 

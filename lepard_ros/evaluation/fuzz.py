@@ -169,12 +169,13 @@ def _cloud_file_seeds() -> list[bytes]:
 
 
 def read_bag_bytes(data: bytes) -> object:
-    """A single mcap file as a bag with clouds."""
+    """A single mcap file as a bag with clouds and their truth."""
     from lepard_ros.evaluation.bag_reader import open_bag
 
     def read(path: Path) -> list[Any]:
         with open_bag(path) as bag:
-            return list(bag.frames(bag.cloud_topic()))
+            frames = list(bag.frames(bag.cloud_topic()))
+            return [*frames, bag.truth(frames[0].frame_id if frames else "")]
 
     return _with_file(data, ".mcap", read)
 

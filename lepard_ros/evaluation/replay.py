@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     settings = TrackerSettings(mapping=not args.localise, fallback=args.fallback)
     with open_bag(args.bag) as bag:
         topic = bag.cloud_topic(args.topic)
-        bag.truth_topic(args.truth)  # before the work, which may take long
+        bag.truth_topic(args.truth)  # before the weights are loaded
         prepare_output(args.output)
         matcher = load_matcher(args.weights, args.device)
         tracker = RigidTracker.load(args.map, matcher, settings) if args.map else RigidTracker(matcher, settings)
@@ -138,14 +138,16 @@ def replay_bag(
     frames = (frame for index, frame in enumerate(bag.frames(topic)) if index % every == 0)
     frames = tqdm(frames, total=total, desc="replay", unit="frame", disable=not progress)
     cropped = (frame._replace(points=crop_range(frame.points, *ranges)) for frame in frames)
-    frame_id, replay = _track_all(cropped, tracker, max(total // EXAMPLES, 1))
-    replay.truth = bag.truth(frame_id, truth_topic)
+    # The truth first: if it cannot be read, that is said before the work and not after it.
+    truth = bag.truth(next(bag.frames(topic)).frame_id, truth_topic)
+    replay = _track_all(cropped, tracker, max(total // EXAMPLES, 1))
+    replay.truth = truth
     return replay
 
 
-def _track_all(frames: Iterable[BagFrame], tracker: RigidTracker, example_every: int) -> tuple[str, Replay]:
+def _track_all(frames: Iterable[BagFrame], tracker: RigidTracker, example_every: int) -> Replay:
     """Every frame through the tracker; the node's own guard says which are left out and where tracking starts over."""
-    replay, frame_id, guard = Replay(), "", InputGuard()
+    replay, guard = Replay(), InputGuard()
     for frame in frames:
         try:
             # Without a frame no transform could be published, but there is none here; the bag's time is the clock.
@@ -155,14 +157,13 @@ def _track_all(frames: Iterable[BagFrame], tracker: RigidTracker, example_every:
             continue
         if reset is not None:
             tracker.reset()
-        frame_id = frame.frame_id
         started = time.process_time()
         track = tracker.process(frame.points, frame.stamp_ns * 1e-9)
         replay.seconds += time.process_time() - started
         if len(replay.tracks) % example_every == example_every // 2:
             replay.examples += _example(track, frame, tracker)
         replay.tracks.append(track)
-    return frame_id, replay
+    return replay
 
 
 def _example(track: Track, frame: BagFrame, tracker: RigidTracker) -> list[Example]:

@@ -74,6 +74,8 @@ def write_tum(path: Path, trajectory: Trajectory) -> None:
 def poses_from_rows(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """(K, 7) of tx ty tz qx qy qz qw to (K, 4, 4)."""
     poses = np.tile(np.eye(4), (len(rows), 1, 1))
+    if not len(rows):
+        return poses
     poses[:, :3, :3] = Rotation.from_quat(rows[:, 3:]).as_matrix()
     poses[:, :3, 3] = rows[:, :3]
     return poses

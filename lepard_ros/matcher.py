@@ -31,6 +31,9 @@ PointsLike = NDArray[np.floating] | Tensor
 MAX_POINTS = 40_000
 # And this many coarse points: attention compares all with all. A furnished room of 60 square metres has about 2,000.
 MAX_COARSE = 2_500
+# Raw rigid clouds are compared on a grid on which the larger one has about this many points, at most so much finer than
+# the network's own: it was trained on rooms, and reads a desk as a small room.
+GOOD_POINTS, FINEST = 5_000, 0.5
 # The origin is taken for the sensor's place unless the whole cloud is further away than this, in metres.
 MAX_RANGE = 30.0
 # Clouds whose centre is further from the origin than this (metres) are moved to it: float32 would round their points.
@@ -41,8 +44,8 @@ FAR = 500.0
 class EncodedCloud:
     """A cloud that the network has seen, ready to be matched again and again.
 
-    surface: the cloud on the network's grid, with normals, in the cloud's frame less `offset` (3,) metres,
-    which is zero but for clouds far from their origin. Tensors: coarse points and normals (n, 3), features (n, d);
+    surface: the cloud on its grid, with normals, in the cloud's frame less `offset` (3,) metres, which is zero but for
+    clouds far from their origin. Tensors: coarse points, in metres times `scale`, and normals (n, 3), features (n, d);
     fine features (N, c) and the coarse point of each fine one, owners (N,), both None without fine matching.
     """
 
@@ -55,6 +58,7 @@ class EncodedCloud:
     owners: Tensor | None
     weights_id: str
     seconds: float = 0.0
+    scale: float = 1.0
 
     def __len__(self) -> int:
         """How many coarse points there are."""
@@ -63,7 +67,7 @@ class EncodedCloud:
     @property
     def coarse_points(self) -> NDArray[np.float64]:
         """The matched points, (n, 3) metres in the cloud's frame."""
-        return self.points.cpu().numpy().astype(np.float64) + self.offset
+        return self.points.cpu().numpy().astype(np.float64) / self.scale + self.offset
 
     @property
     def nbytes(self) -> int:
@@ -86,7 +90,7 @@ class EncodedCloud:
             "surface_normals": surface.normals,
             "viewpoint": surface.viewpoint,
         }
-        arrays |= {"offset": self.offset, "spacing": np.array(surface.spacing)}
+        arrays |= {"offset": self.offset, "spacing": np.array(surface.spacing), "scale": np.array(self.scale)}
         return arrays | {"weights_id": np.frombuffer(self.weights_id.encode(), dtype=np.uint8)}
 
     @classmethod
@@ -104,7 +108,8 @@ class EncodedCloud:
                 name: torch.from_numpy(np.array(arrays[name])).to(device) for name in ("points", "normals", "features")
             }
             weights_id = bytes(arrays["weights_id"]).decode()
-            return cls(surface, arrays["offset"], **needed, **tensors, weights_id=weights_id)  # type: ignore[arg-type]
+            known = {"weights_id": weights_id, "scale": float(arrays["scale"])}
+            return cls(surface, arrays["offset"], **needed, **tensors, **known)  # type: ignore[arg-type]
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"these arrays are not an encoded cloud ({error}): encode the cloud again.") from error
 
@@ -114,11 +119,16 @@ class MatcherSettings:
     """Choices at run time.
 
     fine_points: so many points of the source look for their partner among all points of the target (all that there are,
-    if fewer). fine_matches: most matches kept. rigid: how a motion is found from the matches.
+    if fewer). fine_matches: most matches kept. guided: whether the transformer's coarse matches guide them (None: where
+    scenes deform; of rigid scenes the descriptors alone register more pairs, docs/training.md). grid: metres, on which
+    clouds are encoded (None: the network's own, or for raw rigid clouds one that suits their size). rigid: how a motion
+    is found from the matches.
     """
 
     fine_points: int = 1500
-    fine_matches: int = 1500
+    fine_matches: int = 1000
+    guided: bool | None = None
+    grid: float | None = None
     rigid: RigidSettings = field(default_factory=RigidSettings)
 
 
@@ -135,6 +145,9 @@ class Matcher:
         self.network = network.to(self.device).eval()
         self.card, self.config = card, network.config
         self.settings = settings or MatcherSettings()
+        guided = card.mode == "deformable" if self.settings.guided is None else self.settings.guided
+        # Without fine features the coarse matches are all there is.
+        self.guided = guided or not self.config.fine_dim
 
     @classmethod
     def from_pretrained(
@@ -146,8 +159,9 @@ class Matcher:
 
     @property
     def weights_id(self) -> str:
-        """The SHA-256 of the weights: encoded clouds of other weights cannot be compared."""
-        return self.card.sha256
+        """The SHA-256 of the weights: clouds encoded with others, or for other use, cannot be compared."""
+        use = "" if self.guided else ":descriptors"
+        return self.card.sha256 + use + (f":{self.settings.grid:g}" if self.settings.grid else "")
 
     def warm_up(self) -> None:
         """Run once on a small made-up cloud, so that the first real one is not slower than the others."""
@@ -158,37 +172,46 @@ class Matcher:
         self.match(cloud, cloud)
 
     @torch.no_grad()
-    def encode(self, points: PointsLike, viewpoint: PointsLike | None = None) -> EncodedCloud:
+    def encode(
+        self, points: PointsLike, viewpoint: PointsLike | None = None, grid: float | None = None
+    ) -> EncodedCloud:
         """Describe a cloud once.
 
         points: (N, 3) metres; rows that are not finite are left out. viewpoint: (3,), where the sensor stood in the
-        cloud's frame (the origin, unless the whole cloud is far from it).
+        cloud's frame (the origin, unless the whole cloud is far from it). grid: metres, if not the settings' own.
         A cloud with fewer than 3 points gives an encoded cloud of length 0, which matches nothing.
         """
         started = time.perf_counter()
         points = checked_points(points)
+        grid = grid or self.settings.grid or self.config.grid
+        scale = self.config.grid / grid  # the network knows one grid only: a finer one is a larger cloud
         offset = far_offset(points)
         place = choose_viewpoint(points, viewpoint) - offset
+        if len(points) < 3:
+            return self._empty(offset, place, grid)
         local = torch.from_numpy((points - offset if offset.any() else points).astype(np.float32)).to(self.device)
         eye = torch.from_numpy(place.astype(np.float32)).to(self.device)
-        if len(local) < 3:
-            return self._empty(offset, place)
-        pyramid = self._bounded_pyramid(local, eye)
+        pyramid = self._bounded_pyramid(local * scale if scale != 1 else local, eye * scale)
         with torch.autocast(self.device.type, enabled=self.device.type == "cuda"):
             features, fine = self.network.encode(pyramid)
-            coarse = pad_clouds([features], pyramid.points[2:3], pyramid.normals[2:3])
-            features = self.network.prepare(coarse).features[0]
+            if self.guided:
+                coarse = pad_clouds([features], pyramid.points[2:3], pyramid.normals[2:3])
+                features = self.network.prepare(coarse).features[0]
         owners = None if fine is None else owner_of_fine(pyramid)
         normals = pyramid.normals or [torch.zeros_like(level) for level in pyramid.points]
-        surface = Surface(
-            pyramid.points[0].cpu().numpy().astype(np.float64), normals[0].cpu().numpy().astype(np.float64),
-            self.config.grid, place,
-        )  # fmt: skip
-        tensors = pyramid.points[2], normals[2], features.float()
+        finest, outward = (values.cpu().numpy().astype(np.float64) for values in (pyramid.points[0], normals[0]))
+        tensors = pyramid.points[2], normals[2], features.float(), None if fine is None else fine.float(), owners
         seconds = time.perf_counter() - started
-        return EncodedCloud(
-            surface, offset, *tensors, None if fine is None else fine.float(), owners, self.weights_id, seconds
-        )
+        surface = Surface(finest / scale, outward, grid, place)
+        return EncodedCloud(surface, offset, *tensors, self.weights_id, seconds, scale)
+
+    def suitable_grid(self, clouds: Sequence[PointsLike]) -> float:
+        """The grid in metres on which raw clouds should be compared."""
+        own = self.settings.grid or self.config.grid
+        if self.guided or self.settings.grid:
+            return own
+        most = max(occupied_cells(checked_points(cloud), own) for cloud in clouds)
+        return own * float(np.clip(np.sqrt(most / GOOD_POINTS), FINEST, 1.0))
 
     def _bounded_pyramid(self, points: Tensor, eye: Tensor) -> Pyramid:
         """The pyramid of a cloud (N, 3), of its part nearest to the sensor if the whole would be too large."""
@@ -208,24 +231,29 @@ class Matcher:
         self, source: PointsLike | EncodedCloud, targets: Sequence[PointsLike | EncodedCloud]
     ) -> list[Matches]:
         """Match one cloud against several in one batch."""
-        cloud = self._encoded(source)
-        others = [self._encoded(target) for target in targets]
+        cloud, *others = self._encoded([source, *targets])
         usable = [other for other in others if len(cloud) and len(other)]
         if not usable:
             return [no_matches() for _ in others]
-        prepared = self.network.can_prepare()
-        single = pad_clouds([cloud.features], [cloud.points], [cloud.normals], prepared)
-        features, points, normals = (
-            [getattr(other, name) for other in usable] for name in ("features", "points", "normals")
-        )
-        padded = pad_clouds(features, points, normals, prepared)
-        with torch.autocast(self.device.type, enabled=self.device.type == "cuda"):
-            confidence = self.network.match(single, padded).confidence.float()
-        found = iter(confidence)  # one for each usable pair, in order
+        found = iter(self._confidences(cloud, usable))  # one for each usable pair, in order
         usable_ids = {id(other) for other in usable}
         return [
             self._matches(cloud, other, next(found)) if id(other) in usable_ids else no_matches() for other in others
         ]
+
+    def _confidences(self, cloud: EncodedCloud, others: list[EncodedCloud]) -> Sequence[Tensor | None]:
+        """The transformer's confidences (n, m) of one cloud against each of several, in one batch; or None."""
+        if not self.guided:
+            return [None] * len(others)
+        prepared = self.network.can_prepare()
+        single = pad_clouds([cloud.features], [cloud.points], [cloud.normals], prepared)
+        features, points, normals = (
+            [getattr(other, name) for other in others] for name in ("features", "points", "normals")
+        )
+        padded = pad_clouds(features, points, normals, prepared)
+        with torch.autocast(self.device.type, enabled=self.device.type == "cuda"):
+            confidence = self.network.match(single, padded).confidence.float()
+        return [table[: len(cloud), : len(other)] for table, other in zip(confidence, others, strict=True)]
 
     def register(self, source: PointsLike | EncodedCloud, target: PointsLike | EncodedCloud) -> Registration:
         """The rigid motion that takes the source to the target; rejected (transform None) unless it can be trusted."""
@@ -236,7 +264,7 @@ class Matcher:
     ) -> list[Registration]:
         """Register one cloud to each of several."""
         fresh = [not isinstance(cloud, EncodedCloud) for cloud in (source, *targets)]
-        cloud, others = self._encoded(source), [self._encoded(target) for target in targets]
+        cloud, *others = self._encoded([source, *targets])
         encoding = sum(c.seconds for c, new in zip((cloud, *others), fresh, strict=True) if new)
         started = time.perf_counter()
         many = self.match_many(cloud, others)
@@ -269,25 +297,30 @@ class Matcher:
         values = {**result.__dict__, "transform": transform, "matches": matches, "seconds": seconds | result.seconds}
         return Registration(**values)
 
-    def _encoded(self, cloud: PointsLike | EncodedCloud) -> EncodedCloud:
-        if not isinstance(cloud, EncodedCloud):
-            return self.encode(cloud)
-        if cloud.weights_id != self.weights_id:
+    def _encoded(self, clouds: Sequence[PointsLike | EncodedCloud]) -> list[EncodedCloud]:
+        """All clouds encoded, on the grid of those that are already; refused where those differ."""
+        ready = [cloud for cloud in clouds if isinstance(cloud, EncodedCloud)]
+        raw = [cloud for cloud in clouds if not isinstance(cloud, EncodedCloud)]
+        if any(cloud.weights_id != self.weights_id for cloud in ready):
             raise InputError("this cloud was encoded with other weights: encode it again with this matcher.")
-        return cloud
+        grids = sorted({cloud.surface.spacing for cloud in ready})
+        if len(grids) > 1:
+            raise InputError(f"clouds on grids of {grids[0]:g} m and {grids[-1]:g} m cannot be compared: use one grid.")
+        grid = grids[0] if grids else self.suitable_grid(raw)
+        return [cloud if isinstance(cloud, EncodedCloud) else self.encode(cloud, grid=grid) for cloud in clouds]
 
-    def _empty(self, offset: NDArray[np.float64], viewpoint: NDArray[np.float64]) -> EncodedCloud:
+    def _empty(self, offset: NDArray[np.float64], viewpoint: NDArray[np.float64], grid: float) -> EncodedCloud:
         none = torch.zeros(0, 3, device=self.device)
-        surface = Surface(np.zeros((0, 3)), np.zeros((0, 3)), self.config.grid, viewpoint)
+        surface = Surface(np.zeros((0, 3)), np.zeros((0, 3)), grid, viewpoint)
         features = torch.zeros(0, self.config.feature_dim, device=self.device)
         return EncodedCloud(surface, offset, none, none, features, None, None, self.weights_id)
 
-    def _matches(self, source: EncodedCloud, target: EncodedCloud, confidence: Tensor) -> Matches:
-        """Matches from the (padded) confidences of one pair: of coarse points, or of the fine points."""
-        confidence = confidence[: len(source), : len(target)]
+    def _matches(self, source: EncodedCloud, target: EncodedCloud, confidence: Tensor | None) -> Matches:
+        """Matches of one pair, most confident first; confidence: (n, m) of its coarse points, if they are used."""
         if self.config.fine_dim:
             x, y, scores = self._fine_matches(source, target, confidence)
         else:
+            assert confidence is not None
             index = select_matches(confidence[None], self.config.confidence_threshold, self.config.mutual)[:, 1:]
             scores = confidence[index[:, 0], index[:, 1]]
             x, y = source.points[index[:, 0]], target.points[index[:, 1]]
@@ -296,23 +329,21 @@ class Matcher:
         return Matches(a + source.offset, b + target.offset, confidences)
 
     def _fine_matches(
-        self, source: EncodedCloud, target: EncodedCloud, confidence: Tensor
+        self, source: EncodedCloud, target: EncodedCloud, confidence: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Fine points that choose each other in the whole clouds: points (M, 3), (M, 3) and confidences (M,).
-
-        Guided by the coarse confidences (n, m); of a rigid scene also without, for where the coarse ones are all wrong.
-        """
+        """Fine points that choose each other in the whole clouds: points (M, 3), (M, 3) and confidences (M,)."""
         assert source.owners is not None and target.owners is not None and self.network.fine_matching is not None
         assert source.fine_features is not None and target.fine_features is not None
         count, matching = len(source.fine_features), self.network.fine_matching
         rows = torch.arange(0, count, max(1, count // self.settings.fine_points), device=self.device)
         x, y = source.fine_features[rows] * matching.scale, target.fine_features.T.contiguous()
-        if self.card.mode == "rigid":
-            column, confidences = best_partners(x, y)
+        if confidence is None:
+            column, scores = best_partners(x, y)
         else:
             prior = coarse_prior(confidence, matching.guidance)
-            column, confidences = best_partners(x, y, prior, source.owners[rows], target.owners)
-        return self._surface(source)[rows], self._surface(target)[column], confidences
+            column, scores = best_partners(x, y, prior, source.owners[rows], target.owners)
+        sure = (scores > self.config.confidence_threshold).nonzero()[:, 0]
+        return self._surface(source)[rows[sure]], self._surface(target)[column[sure]], scores[sure]
 
     def _surface(self, cloud: EncodedCloud) -> Tensor:
         """The fine points (N, 3) on the matcher's device."""
@@ -334,6 +365,15 @@ def choose_device(name: str) -> torch.device:
             f"device {name!r} was asked for, but this machine has {torch.cuda.device_count()} CUDA devices: use cpu."
         )
     return device
+
+
+def occupied_cells(points: NDArray[np.floating], grid: float) -> int:
+    """About how many cells of a grid (metres) the points (N, 3) occupy, from some 20,000 of them."""
+    if not len(points):
+        return 0
+    few = points[:: max(1, len(points) // 20_000)]
+    cells = np.floor((few - few.min(axis=0)) / grid).astype(np.int64)
+    return len(np.unique((cells[:, 0] << 42) + (cells[:, 1] << 21) + cells[:, 2]))
 
 
 def checked_points(points: PointsLike) -> NDArray[np.floating]:

@@ -31,9 +31,9 @@ PointsLike = NDArray[np.floating] | Tensor
 MAX_POINTS = 40_000
 # And this many coarse points: attention compares all with all. A furnished room of 60 square metres has about 2,000.
 MAX_COARSE = 2_500
-# Raw rigid clouds are compared on a grid on which the larger one has about this many points, at most so much finer than
+# Raw rigid clouds are compared on a grid on which the smaller one has about this many points, at most so much finer than
 # the network's own: it was trained on rooms, and reads a desk as a small room.
-GOOD_POINTS, FINEST = 5_000, 0.5
+GOOD_POINTS, FINEST = 6_000, 0.5
 # The origin is taken for the sensor's place unless the whole cloud is further away than this, in metres.
 MAX_RANGE = 30.0
 # Clouds whose centre is further from the origin than this (metres) are moved to it: float32 would round their points.
@@ -210,8 +210,8 @@ class Matcher:
         own = self.settings.grid or self.config.grid
         if self.guided or self.settings.grid:
             return own
-        most = max(occupied_cells(checked_points(cloud), own) for cloud in clouds)
-        return own * float(np.clip(np.sqrt(most / GOOD_POINTS), FINEST, 1.0))
+        count = min(occupied_cells(checked_points(cloud), own) for cloud in clouds)
+        return own * float(np.clip(np.sqrt(count / GOOD_POINTS), FINEST, 1.0))
 
     def _bounded_pyramid(self, points: Tensor, eye: Tensor) -> Pyramid:
         """The pyramid of a cloud (N, 3), of its part nearest to the sensor if the whole would be too large."""

@@ -101,9 +101,9 @@ SMALL_RIGID = LepardConfig(
     fine_dim=32, confidence_threshold=0.0005,
 )  # fmt: skip
 SMALL_DEFORMABLE = LepardConfig(
-    grid=0.02, neighbour_limits=(20, 20, 20, 20), kernel="invariant", kernel_points=18, width=48, normalisation="cloud",
+    grid=0.0125, neighbour_limits=(20, 20, 20, 20), kernel="invariant", kernel_points=18, width=48, normalisation="cloud",
     feature_dim=96, layers=("self", "cross", "self", "cross", "positioning", "self", "cross"), pair_bias=True,
-    voxel_size=0.08, vol_origin=(0.0, 0.0, 0.0), position_use="aligned", procrustes="robust", max_condition_number=1e3,
+    voxel_size=0.05, vol_origin=(0.0, 0.0, 0.0), position_use="aligned", procrustes="robust", max_condition_number=1e3,
     fine_dim=32, confidence_threshold=0.05, mutual=True,
 )  # fmt: skip
 PRESETS = {

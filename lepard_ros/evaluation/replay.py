@@ -79,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--truth", help="topic with the true poses (default /ground_truth, else TF)")
     parser.add_argument("--weights", default="rigid", help="rigid, a .safetensors file, or fpfh for no network")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default auto)")
+    parser.add_argument("--grid", type=float, help="metres between matched points (default: as the weights)")
     parser.add_argument("--every", type=int, default=1, help="use every n-th frame (default 1)")
     parser.add_argument("--min-range", type=float, default=NEAREST, help=f"metres, as the node's (default {NEAREST})")
     parser.add_argument("--max-range", type=float, default=FARTHEST, help=f"metres, as the node's (default {FARTHEST})")
@@ -100,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         topic = bag.cloud_topic(args.topic)
         bag.truth_topic(args.truth)  # before the weights are loaded
         prepare_output(args.output)
-        matcher = load_matcher(args.weights, args.device)
+        matcher = load_matcher(args.weights, args.device, args.grid)
         tracker = RigidTracker.load(args.map, matcher, settings) if args.map else RigidTracker(matcher, settings)
         ranges = args.min_range, args.max_range
         replay = replay_bag(bag, tracker, topic, truth_topic=args.truth, every=args.every, ranges=ranges, progress=True)
@@ -112,15 +113,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def load_matcher(weights: str, device: str = "auto") -> "Matcher":
-    """The matcher of a weights name; "fpfh" is one without a network."""
+def load_matcher(weights: str, device: str = "auto", grid: float | None = None) -> "Matcher":
+    """The matcher of a weights name; "fpfh" is one without a network. grid: metres, or the weights' own."""
     if weights == "fpfh":
         from lepard_ros.evaluation.fpfh_matcher import FpfhMatcher
 
         return FpfhMatcher()  # type: ignore[return-value]  # it has what the tracker uses
-    from lepard_ros.matcher import Matcher
+    from lepard_ros.matcher import Matcher, MatcherSettings
 
-    return Matcher.from_pretrained(weights, device=device)
+    return Matcher.from_pretrained(weights, device=device, settings=MatcherSettings(grid=grid))
 
 
 def replay_bag(

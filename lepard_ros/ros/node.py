@@ -375,11 +375,12 @@ def make_mode(settings: NodeSettings, plan: FramePlan) -> Mode:
     """Load the weights, warm them up, and make the mode that the settings ask for."""
     import torch
 
-    from lepard_ros.matcher import Matcher
+    from lepard_ros.matcher import Matcher, MatcherSettings
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    matcher = Matcher.from_pretrained(settings.weights or settings.mode, device=settings.device)
+    choices = MatcherSettings(grid=settings.grid or None)
+    matcher = Matcher.from_pretrained(settings.weights or settings.mode, device=settings.device, settings=choices)
     matcher.warm_up()
     if settings.mode == "deformable":
         from lepard_ros.ros.deformable_mode import DeformableMode

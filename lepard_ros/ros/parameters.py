@@ -38,6 +38,12 @@ class NodeSettings:
     autostart: bool = _option(True, "Configure and activate at start; false leaves it to a lifecycle manager.")
     mode: str = _option("rigid", "What is tracked.", choices=("rigid", "deformable"))
     weights: str = _option("", "Name or path of the weights; empty takes those of the mode.")
+    grid: float = _option(
+        0.0,
+        "Spacing of the matched points [m]; 0 takes that of the weights, less suits a desk.",
+        low=0.0,
+        high=1.0,
+    )
     device: str = _option("auto", "Where the network runs.", choices=("auto", "cpu", "cuda"))
     threads: int = _option(0, "Threads of the network on the CPU; 0 leaves it to torch.", low=0, high=256)
     fallback: str = _option(

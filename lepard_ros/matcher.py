@@ -31,8 +31,8 @@ PointsLike = NDArray[np.floating] | Tensor
 MAX_POINTS = 40_000
 # And this many coarse points: attention compares all with all. A furnished room of 60 square metres has about 2,000.
 MAX_COARSE = 2_500
-# Raw rigid clouds are compared on a grid on which the smaller one has about this many points, at most so much finer than
-# the network's own: it was trained on rooms, and reads a desk as a small room.
+# Raw rigid clouds are compared on a grid on which the smaller one has about this many points, at most so much finer
+# than the network's own: it was trained on rooms, and reads a desk as a small room.
 GOOD_POINTS, FINEST = 6_000, 0.5
 # The origin is taken for the sensor's place unless the whole cloud is further away than this, in metres.
 MAX_RANGE = 30.0

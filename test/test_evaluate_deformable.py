@@ -22,6 +22,7 @@ from lepard_ros.evaluation.deformable import (
 from lepard_ros.evaluation.methods import LepardMethod, make_method
 from lepard_ros.evaluation.readers import RigidPair
 from lepard_ros.learning.fourdmatch import DeformablePair, load_pair
+from lepard_ros.matcher import Matcher, MatcherSettings
 from lepard_ros.network.config import SMALL_RIGID, LepardConfig
 from lepard_ros.network.lepard import Lepard
 from lepard_ros.network.weights import Card, save
@@ -121,6 +122,13 @@ def test_the_command_prints_and_resumes(folder: Path, weights: Path, tmp_path: P
     assert len(output.with_suffix(".jsonl").read_text().splitlines()) == 5
 
 
+def test_a_warp_is_fitted_only_when_asked_for(pair: DeformablePair, weights: Path) -> None:
+    assert make_deformable(f"lepard:{weights}").align(pair.source, pair.target).status == "matched"
+    fitted = make_deformable(f"lepard:{weights}", register=True).align(pair.source, pair.target)
+    assert fitted.status != "matched"
+    assert fitted.accepted == (fitted.warp is not None)
+
+
 def test_tables_split_at_45_per_cent() -> None:
     base = {"method": "cpd", "matches": 3, "inlier_ratio": 0.5, "nfmr_metric": 0.2, "accepted": True, "seconds": 1.0}
     records = [{**base, "cpu_seconds": 1.0, "nfmr": n, "overlap": o} for n, o in ((0.8, 0.9), (0.2, 0.3), (None, 0.1))]
@@ -150,9 +158,8 @@ def test_variants_change_the_network_s_settings(weights: Path) -> None:
 
 
 def test_a_forced_motion_repositions_the_source(weights: Path) -> None:
-    method = make_method(f"lepard:{weights}")
-    assert isinstance(method, LepardMethod)
-    matcher, random = method.matcher, np.random.default_rng(0)
+    matcher = Matcher.from_pretrained(weights, settings=MatcherSettings(guided=True))
+    random = np.random.default_rng(0)
     first, second = (matcher.encode(random.uniform(0, 2, size=(4000, 3)) * [1, 1, 0.2]) for _ in range(2))
     own = matcher.match(first, second)
     motion = np.eye(4)
@@ -190,8 +197,8 @@ def test_the_ablation_command_prints_a_row_each(weights: Path, tmp_path: Path, c
     np.savez(tmp_path / "gt_3DMatch.npz", src=["hall/1"], tgt=["hall/0"], rot=[np.eye(3)], trans=[np.zeros((3, 1))],
              overlap=[0.5], gt_cov=[np.eye(6)])  # fmt: skip
     arguments = ["evaluate", "ablation", str(tmp_path), "--methods", f"lepard:{weights}", "--quiet"]
-    assert cli.main([*arguments, "--variants", "as trained", "oracle", "random"]) == 0
+    assert cli.main([*arguments, "--variants", "guided", "oracle", "random"]) == 0
     printed = capsys.readouterr().out
-    for name in ("| as trained ", "| oracle ", "| random rotation "):
+    for name in ("| guided by the transformer ", "| oracle ", "| random rotation "):
         assert name in printed
     assert cli.main(["evaluate", "ablation", str(tmp_path), "--methods", "icp"]) == 2

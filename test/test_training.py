@@ -66,6 +66,16 @@ def test_mutual_matches_by_hand() -> None:
     assert mutual_matches(warped, target, 0.1).tolist() == [[0, 0]]
 
 
+def test_settings_of_a_preset_can_be_changed() -> None:
+    changed = command.network_settings(
+        "small_rigid", ["matching=sinkhorn", 'layers=["self","cross"]', "entangled=true"]
+    )
+    assert (changed.matching, changed.layers, changed.entangled) == ("sinkhorn", ("self", "cross"), True)
+    for wrong, word in (("matching", "value"), ("colour=red", "colour"), ("matching=guess", "matching")):
+        with pytest.raises(InputError, match=word):
+            command.network_settings("small_rigid", [wrong])
+
+
 def test_descriptor_loss_by_hand() -> None:
     """The second point is too near to the partner to count as wrong; the third one does."""
     scores = torch.tensor([[1.0, 9.0, 0.5]])

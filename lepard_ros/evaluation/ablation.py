@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from lepard_ros.errors import InputError
-from lepard_ros.evaluation.methods import LEPARD, LepardMethod, make_method
+from lepard_ros.evaluation.methods import LEPARD, LepardMethod
 from lepard_ros.evaluation.pairs import evaluate_pair
 from lepard_ros.evaluation.readers import RigidPair, open_set
 from lepard_ros.evaluation.runner import Record, with_progress
@@ -34,10 +34,14 @@ Repositioner = Callable[[RigidPair], FloatArray]
 
 @dataclass(frozen=True)
 class Variant:
-    """One row of the ablation: settings that differ, or a motion that replaces the network's repositioning."""
+    """One row of the ablation: settings that differ, or a motion that replaces the network's repositioning.
+
+    guided: whether the transformer takes part; the paper's variants are all about it.
+    """
 
     settings: dict[str, object]
     repositioner: Repositioner | None = None
+    guided: bool = True
 
 
 def _truth(pair: RigidPair) -> FloatArray:
@@ -58,7 +62,8 @@ def _random_rotation(pair: RigidPair) -> FloatArray:
 
 
 VARIANTS: dict[str, Variant] = {
-    "as trained": Variant({}),
+    "descriptors alone": Variant({}, guided=False),
+    "guided by the transformer": Variant({}),
     "no repositioning": Variant({"max_condition_number": 0.0}),
     "random rotation": Variant({}, _random_rotation),
     "oracle": Variant({}, _truth),
@@ -68,15 +73,13 @@ VARIANTS: dict[str, Variant] = {
     "threshold 0.05": Variant({"confidence_threshold": 0.05}),
     "threshold 0.1": Variant({"confidence_threshold": 0.1}),
     "threshold 0.2": Variant({"confidence_threshold": 0.2}),
-    "mutual": Variant({"mutual": True}),
-    "not mutual": Variant({"mutual": False}),
 }
 OTHER_WEIGHTS = {
-    "entangled": "entangled = true",
-    "absolute code": 'position_code = "sinusoidal"',
-    "sinkhorn": 'matching = "sinkhorn"',
-    "blocks": "layers with more or fewer of self, cross, positioning",
-    "warping-loss weight": "the training's weight of the warping loss",
+    "entangled": "--set entangled=true --set position_use=always",
+    "absolute code": "--set position_code=sinusoidal",
+    "sinkhorn": "--set matching=sinkhorn",
+    "blocks": '--set layers=["self","cross","positioning","self","cross"]',
+    "warping-loss weight": "--warping-weight 0.1",
 }
 
 
@@ -109,8 +112,11 @@ class ForcedRepositioning:
 
 def run_variant(name: str, weights: str, folder: Path, set_name: str, pairs: list[RigidPair]) -> list[Record]:
     """The records of one variant on the pairs."""
-    variant, method = VARIANTS[name], make_method(weights)
-    assert isinstance(method, LepardMethod)
+    from lepard_ros.matcher import Matcher, MatcherSettings
+
+    variant = VARIANTS[name]
+    choices = MatcherSettings(guided=variant.guided)
+    method = LepardMethod(Matcher.from_pretrained(weights.removeprefix(LEPARD), settings=choices))
     apply_settings(method.matcher, variant.settings)
     source = open_set(folder, set_name)
     records = []
@@ -138,7 +144,7 @@ def run_command(args: argparse.Namespace) -> int:
     summaries = {name: summarise(records) for name, records in results.items()}
     print(f"{args.set_name}: {len(pairs)} pairs, seed {args.seed}, {weights}; recall: {CRITERIA[args.set_name]}.\n")
     print(format_table(rigid_rows(args.set_name, summaries)))
-    print("\nThese variants need weights of their own (`lepard train --config`, then --methods lepard:<file>):")
+    print("\nThese variants need weights of their own (`lepard train --set ...`, then --methods lepard:<file>):")
     print("\n".join(f"  {name}: {how}" for name, how in OTHER_WEIGHTS.items()))
     write_json(args.json, {**stamp(args), "set": args.set_name, "summaries": summaries, "records": results})
     return 0

@@ -61,8 +61,9 @@ def _add_rigid(parser: argparse.ArgumentParser, set_name: str | None) -> None:
 
 def _add_deformable(parser: argparse.ArgumentParser) -> None:
     _add_common(parser, ["lepard:deformable", "n-icp", "cpd"], "lepard:deformable, lepard:<weights>, n-icp, cpd")
-    parser.add_argument("--thresholds", nargs="+", type=float, default=[0.1], metavar="C",
-                        help="confidences above which a match counts; one row each (paper: 0.05 0.1 0.2)")  # fmt: skip
+    parser.add_argument("--thresholds", nargs="+", type=float, default=[None], metavar="C",
+                        help="least confidences of a match, one row each (default: the weights' own)")  # fmt: skip
+    parser.add_argument("--register", action="store_true", help="also fit a warp to the matches: EPE, Acc5, Acc10")
 
 
 def _add_ablation(parser: argparse.ArgumentParser) -> None:

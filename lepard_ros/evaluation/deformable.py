@@ -55,13 +55,13 @@ class DeformableMethod(Protocol):
 
 
 class LepardDeformable:
-    """The matcher's matches, with or without the consistency vote, and the warp fitted to them."""
+    """The matcher's matches, with or without the consistency vote, and, if asked for, the warp fitted to them."""
 
-    def __init__(self, weights: str, threshold: float | None, filtered: bool) -> None:
+    def __init__(self, weights: str, threshold: float | None, filtered: bool, register: bool) -> None:
         from lepard_ros.matcher import Matcher
 
         self.matcher = Matcher.from_pretrained(weights)
-        self.filtered = filtered
+        self.filtered, self.register = filtered, register
         if threshold is not None:
             self.matcher.config = replace(self.matcher.config, confidence_threshold=threshold)
 
@@ -72,10 +72,12 @@ class LepardDeformable:
 
         wall, cpu = time.perf_counter(), time.process_time()
         matches = self.matcher.match(source, target)
-        warp = warp_from_matches(source, target, matches)
+        warp = warp_from_matches(source, target, matches) if self.register else None
         seconds, cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
         if self.filtered:
             matches = chosen(matches, filter_matches(matches))
+        if warp is None:
+            return DeformableResult(matches, None, len(matches.source) > 0, seconds, cpu_seconds, "matched")
         return DeformableResult(matches, warp if warp.ok else None, warp.ok, seconds, cpu_seconds, warp.status.name)
 
 
@@ -138,11 +140,14 @@ def matches_of_warp(warp: WarpFunction, source: FloatArray, target: FloatArray) 
     return Matches(even[near], landed[near], np.ones(int(near.sum())))
 
 
-def make_deformable(name: str, threshold: float | None = None) -> DeformableMethod:
-    """The method of that name: "lepard:<weights>", the same with "+filter", n-icp, cpd."""
+def make_deformable(name: str, threshold: float | None = None, register: bool = False) -> DeformableMethod:
+    """The method of that name: "lepard:<weights>", the same with "+filter", n-icp, cpd.
+
+    threshold: confidence of Lepard's matches (None: the weights' own). register: whether it also fits a warp to them.
+    """
     if name.startswith(LEPARD):
         weights = name.removeprefix(LEPARD).removesuffix(FILTERED)
-        return LepardDeformable(weights, threshold, name.endswith(FILTERED))
+        return LepardDeformable(weights, threshold, name.endswith(FILTERED), register)
     if name == "n-icp":
         return NearestNeighbourIcp()
     if name == "cpd":
@@ -196,6 +201,7 @@ def true_places(pair: DeformablePair, points: FloatArray) -> FloatArray:
 class _Job:
     method: str
     threshold: float | None
+    register: bool
     path: Path
 
     @property
@@ -214,7 +220,7 @@ _METHODS: dict[str, DeformableMethod] = {}
 
 def _work(job: _Job) -> Record:
     if job.row not in _METHODS:
-        _METHODS[job.row] = make_deformable(job.method, job.threshold)
+        _METHODS[job.row] = make_deformable(job.method, job.threshold, job.register)
     measured = evaluate_deformable(_METHODS[job.row], load_pair(job.path))
     return {"method": job.row, "pair": job.pair, **{key: _jsonable(value) for key, value in measured.items()}}
 
@@ -226,14 +232,15 @@ def _jsonable(value: Any) -> Any:
 def run_deformable(
     files: Sequence[Path],
     methods: Sequence[str],
-    thresholds: Sequence[float],
+    thresholds: Sequence[float | None],
+    register: bool = False,
     jobs: int = 1,
     log: Path | None = None,
     progress: bool = True,
 ) -> list[Record]:
     """Evaluate every method (Lepard at every threshold, raw and filtered) on every file; resumed from the log."""
     every = [
-        _Job(name, threshold, path)
+        _Job(name, threshold, register, path)
         for method in methods
         for name in ((method, method + FILTERED) if method.startswith(LEPARD) else (method,))
         for threshold in (thresholds if method.startswith(LEPARD) else [None])
@@ -253,7 +260,9 @@ def run_deformable(
 def _identity(job: _Job) -> str:
     """The weights behind a name, which may change."""
     method = make_deformable(job.method)
-    return method.matcher.weights_id if isinstance(method, LepardDeformable) else ""
+    if not isinstance(method, LepardDeformable):
+        return ""
+    return method.matcher.weights_id + (" with warps" if job.register else "")
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
@@ -267,6 +276,7 @@ def summarise_deformable(records: Sequence[Record]) -> dict[str, Any]:
     }
     return {
         "pairs": len(records),
+        "epe_median": _median([r["epe"] for r in records if r.get("epe") is not None]),
         "nfmr": mean_interval([r["nfmr"] or 0.0 for r in records]),
         "inlier_ratio": mean_interval([r["inlier_ratio"] for r in records]),
         **mean,
@@ -275,6 +285,10 @@ def summarise_deformable(records: Sequence[Record]) -> dict[str, Any]:
 
 def _mean(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if len(values) else None
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return float(np.median(values)) if len(values) else None
 
 
 def deformable_tables(records: Sequence[Record]) -> dict[str, dict[str, dict[str, Any]]]:
@@ -293,8 +307,8 @@ def deformable_tables(records: Sequence[Record]) -> dict[str, dict[str, dict[str
 
 def deformable_rows(summaries: dict[str, dict[str, Any]]) -> list[list[str]]:
     """The table's rows, the first is the header."""
-    header = ["method", "pairs", "matches", "NFMR % [95 %]", "IR % [95 %]", "NFMR metric %", "EPE cm", "Acc5 %",
-              "Acc10 %", "accepted %", "s/pair", "CPU s/pair"]  # fmt: skip
+    header = ["method", "pairs", "matches", "NFMR % [95 %]", "IR % [95 %]", "NFMR metric %", "EPE cm", "median",
+              "Acc5 %", "Acc10 %", "accepted %", "s/pair", "CPU s/pair"]  # fmt: skip
     return [header] + [
         [
             name,
@@ -303,7 +317,7 @@ def deformable_rows(summaries: dict[str, dict[str, Any]]) -> list[list[str]]:
             interval(s["nfmr"]),
             interval(s["inlier_ratio"]),
             percent(s["nfmr_metric"]),
-            number(None if s["epe"] is None else 100 * s["epe"]),
+            *(number(None if s[key] is None else 100 * s[key]) for key in ("epe", "epe_median")),
             percent(s["acc5"]),
             percent(s["acc10"]),
             percent(s["accepted"]),
@@ -325,7 +339,9 @@ def run_command(args: argparse.Namespace) -> int:
     for name in args.methods:
         make_deformable(name)
     log = log_path(args.json)
-    records = run_deformable(files, args.methods, args.thresholds, args.jobs, log, progress=not args.quiet)
+    records = run_deformable(
+        files, args.methods, args.thresholds, args.register, args.jobs, log, progress=not args.quiet
+    )
     tables = deformable_tables(records)
     for title, summaries in tables.items():
         print(f"\n{title}: NFMR over the true matches, IR at {NEAR} m\n")

@@ -1,6 +1,7 @@
 """`lepard train`: train or fine-tune a network."""
 
 import argparse
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from lepard_ros.learning.objective import ObjectiveSettings
 from lepard_ros.learning.samples import RoomStream
 from lepard_ros.learning.scans import OfficialStream, is_official_3dmatch, is_scan_folder, prepare_scans
 from lepard_ros.learning.training import Log, Progress, Trainer, TrainingSettings, start_processes, validate
-from lepard_ros.network.config import PRESETS
+from lepard_ros.network.config import PRESETS, LepardConfig
 from lepard_ros.network.lepard import Lepard
 from lepard_ros.network.weights import Card, load, save
 
@@ -42,6 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=sorted(PRESETS),
         default="small_rigid",
         help="sizes of a new network (default %(default)s)",
+    )
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="change a setting of the preset's network, as matching=sinkhorn; repeatable; `lepard info` lists them",
     )
     add("--init", help='start from these weights ("rigid", "deformable" or a .safetensors file) instead of at random')
     add("--steps", type=int, default=100_000, help="train up to this step (default %(default)s)")
@@ -79,9 +87,9 @@ def run(args: argparse.Namespace) -> int:
     """Train until --steps; resumes from OUT/checkpoint.pt when it is there."""
     rank, world = start_processes(args.device)
     torch.manual_seed(args.seed)
-    network = Lepard(PRESETS[args.preset])
+    network = Lepard(network_settings(args.preset, args.set))
     if args.init:
-        network = adopt(load(args.init)[0], args.preset)
+        network = adopt(load(args.init)[0], network.config, args.preset)
     trainer = Trainer(network, settings_of(args), args.device)
     checkpoint = args.out / "checkpoint.pt"
     if checkpoint.exists():
@@ -115,9 +123,23 @@ def settings_of(args: argparse.Namespace) -> TrainingSettings:
     return replace(settings, weight_decay=1e-6) if args.optimiser == "sgd" else settings
 
 
-def adopt(network: Lepard, preset: str) -> Lepard:
+def network_settings(preset: str, changes: list[str]) -> LepardConfig:
+    """The preset's settings with changes of the form name=value, where a value is JSON or a plain word."""
+    values = PRESETS[preset].to_dict()
+    for change in changes:
+        name, equals, text = change.partition("=")
+        if not equals:
+            raise InputError(f"--set {change!r} has no value: write --set name=value.")
+        try:
+            values[name] = json.loads(text)
+        except json.JSONDecodeError:
+            values[name] = text
+    return LepardConfig.from_dict(values)
+
+
+def adopt(network: Lepard, config: LepardConfig, preset: str) -> Lepard:
     """Weights for the preset's grid: everything in the network is measured in cells, so that they carry over."""
-    adopted = Lepard(PRESETS[preset])
+    adopted = Lepard(config)
     try:
         adopted.load_state_dict(network.state_dict())
     except RuntimeError:

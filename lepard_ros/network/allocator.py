@@ -4,7 +4,8 @@ import ctypes
 import sys
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # from malloc.h
-LARGE = 2**30  # bytes
+# Bytes: a larger block still comes from the system, and when more than this is free at the end it goes back.
+LARGEST_KEPT, MOST_FREE = 64 * 2**20, 256 * 2**20
 
 
 def keep_freed_memory() -> bool:
@@ -18,6 +19,6 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:  # another C library
         return False
-    settings = (M_MMAP_THRESHOLD, LARGE), (M_TRIM_THRESHOLD, LARGE), (M_ARENA_MAX, 1)
+    settings = (M_MMAP_THRESHOLD, LARGEST_KEPT), (M_TRIM_THRESHOLD, MOST_FREE), (M_ARENA_MAX, 1)
     agreed = [mallopt(name, value) for name, value in settings]
     return all(agreed)

@@ -1,6 +1,6 @@
 """The sizes and choices that make one Lepard network; they are saved with its weights."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from lepard_ros.cloud.pyramid import PyramidShape
@@ -100,12 +100,8 @@ SMALL_RIGID = LepardConfig(
     voxel_size=0.2, vol_origin=(0.0, 0.0, 0.0), position_use="aligned", procrustes="robust", max_condition_number=1e3,
     fine_dim=32, confidence_threshold=0.0005,
 )  # fmt: skip
-SMALL_DEFORMABLE = LepardConfig(
-    grid=0.0125, neighbour_limits=(20, 20, 20, 20), kernel="invariant", kernel_points=18, width=48, normalisation="cloud",
-    feature_dim=96, layers=("self", "cross", "self", "cross", "positioning", "self", "cross"), pair_bias=True,
-    voxel_size=0.05, vol_origin=(0.0, 0.0, 0.0), position_use="aligned", procrustes="robust", max_condition_number=1e3,
-    fine_dim=32, confidence_threshold=0.05, mutual=True,
-)  # fmt: skip
+# The same sizes, so that training can start from the rigid weights; everything else is measured in cells of the grid.
+SMALL_DEFORMABLE = replace(SMALL_RIGID, grid=0.0125, voxel_size=0.05, confidence_threshold=0.02, mutual=True)
 PRESETS = {
     "paper_rigid": PAPER_RIGID,
     "paper_deformable": PAPER_DEFORMABLE,

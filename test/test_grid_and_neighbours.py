@@ -93,3 +93,14 @@ def test_a_pyramid_of_a_few_points_can_be_built(count: int) -> None:
     pyramid = build_pyramid(cloud(0, count), SHAPE)
     assert len(pyramid.points) == 4
     assert all(torch.isfinite(normals).all() for normals in pyramid.normals)
+
+
+def test_a_least_point_that_rounds_below_the_grids_origin_is_kept() -> None:
+    """floor(p / size) * size can come out above p in float32; such a point once got cell -1."""
+    size = 0.0125
+    values = torch.linspace(-2, 2, 200_001)
+    least = values[(torch.floor(values / size) * size) > values]
+    assert len(least) > 0
+    for value in least[:20]:
+        points = torch.stack([value.expand(3), value.expand(3) + 1])
+        assert len(grid_subsample(points, size)[0]) == 2

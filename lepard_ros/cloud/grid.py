@@ -24,7 +24,8 @@ def grid_subsample(points: Tensor, size: float, *values: Tensor) -> tuple[Tensor
 def _cell_numbers(points: Tensor, size: float) -> tuple[Tensor, int]:
     """The number of every point's cell, (N,) int64, and how many cells the bounding box has."""
     lowest = torch.floor(points.amin(0) / size) * size
-    cells = torch.floor((points - lowest) / size).to(torch.int64)
+    # The product may round to just above the least point.
+    cells = torch.floor((points - lowest) / size).clamp_min_(0).to(torch.int64)
     extent = cells.amax(0) + 1
     numbers = (cells[:, 2] * extent[1] + cells[:, 1]) * extent[0] + cells[:, 0]
     width, height, depth = (int(side) for side in extent.tolist())

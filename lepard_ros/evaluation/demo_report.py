@@ -193,6 +193,11 @@ def draw_error(run: DemoRun, figures: Figures, path: Path) -> str:
     return "Error of every published pose against the truth, and the time in which the node knew that it was lost."
 
 
+def _evenly(rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """At most `count` of the rows (N,), evenly spread."""
+    return rows[np.unique(np.linspace(0, len(rows) - 1, count).astype(int))] if len(rows) else rows
+
+
 def draw_matches(run: DemoRun, path: Path) -> str:
     """The cloud with the most telling matches beside its keyframe, with lines: inliers blue, outliers red."""
     note = _telling_matches(run)
@@ -207,12 +212,18 @@ def draw_matches(run: DemoRun, path: Path) -> str:
     axis.imshow(np.where(image > 0, image, np.nan), cmap="gray_r", vmin=0.2, vmax=5.5)
     left, right = pixels(note.source, story.camera), pixels(note.target, story.camera)
     right[:, 0] += live.shape[1] + gap
-    chosen = np.unique(np.linspace(0, len(left) - 1, LINES_DRAWN).astype(int))
-    for index in sorted(chosen, key=lambda one: note.inlier[one]):
-        colour = BLUE if note.inlier[index] else RED
-        ends = np.stack([left[index], right[index]])
-        axis.plot(ends[:, 0], ends[:, 1], "-o", color=colour, linewidth=0.9, markersize=3, alpha=0.85)
-    axis.set_title(f"{int(note.inlier.sum())} of {len(note.inlier)} matches agree with the motion (some are drawn)")
+    agreeing = np.asarray(note.inlier, dtype=bool)
+    wrong, right_ones = (
+        _evenly(np.flatnonzero(one), count) for one, count in ((~agreeing, 20), (agreeing, LINES_DRAWN))
+    )
+    for rows, colour, alpha in ((wrong, RED, 0.4), (right_ones, BLUE, 0.9)):
+        for index in rows:
+            ends = np.stack([left[index], right[index]])
+            axis.plot(ends[:, 0], ends[:, 1], "-o", color=colour, linewidth=0.9, markersize=3, alpha=alpha)
+    axis.set_title(
+        f"{agreeing.sum()} of {len(agreeing)} matches agree with the motion; "
+        f"drawn are {len(right_ones)} of these (blue) and {len(wrong)} of the others (red)"
+    )
     axis.set_axis_off()
     save_figure(figure, path)
     return "A live cloud (left) and the keyframe it was matched with (right): inliers blue, outliers red."

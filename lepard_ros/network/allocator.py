@@ -5,7 +5,7 @@ import sys
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # from malloc.h
 # Bytes: a larger block still comes from the system, and when more than this is free at the end it goes back.
-LARGEST_KEPT, MOST_FREE = 64 * 2**20, 256 * 2**20
+LARGEST_KEPT, MOST_FREE = 32 * 2**20, 32 * 2**20
 
 
 def keep_freed_memory() -> bool:

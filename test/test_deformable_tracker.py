@@ -75,6 +75,15 @@ def track_film(film: Film, frames: int, seen=everything) -> tuple[list[Deformabl
     return tracks, tracker
 
 
+def begun(**settings: int) -> tuple[Film, TrueMatcher, DeformableTracker]:
+    """A film of a bending sheet, and a tracker that has seen its first cloud."""
+    film = Film(plane(0.5, 0.3))
+    matcher = TrueMatcher(film)
+    tracker = DeformableTracker(matcher, DeformableSettings(**settings))
+    tracker.process(film.shape(0), 0.0)
+    return film, matcher, tracker
+
+
 def error(track: DeformableTrack, film: Film, time: float) -> float:
     """Mean distance in metres of the warped first cloud from the truth."""
     assert track.warp is not None
@@ -104,10 +113,7 @@ def test_surface_that_comes_into_view_is_added_in_the_rest_shape() -> None:
 
 
 def test_a_cloud_without_matches_is_refused_and_the_next_good_one_is_recognised() -> None:
-    film = Film(plane(0.5, 0.3))
-    matcher = TrueMatcher(film)
-    tracker = DeformableTracker(matcher)
-    tracker.process(film.shape(0), 0.0)
+    film, matcher, tracker = begun()
     matcher.time, matcher.silent = 1.0, True
     lost = tracker.process(film.shape(1), 5.0)  # too long after the last one to follow its surface
     assert lost.state is TrackingState.LOST and lost.warp is None and "match" in lost.reason and lost.method == ""
@@ -118,10 +124,7 @@ def test_a_cloud_without_matches_is_refused_and_the_next_good_one_is_recognised(
 
 
 def test_a_small_motion_is_followed_without_matches_but_not_for_ever() -> None:
-    film = Film(plane(0.5, 0.3))
-    matcher = TrueMatcher(film)
-    tracker = DeformableTracker(matcher, DeformableSettings(most_followed=3))
-    tracker.process(film.shape(0), 0.0)
+    film, matcher, tracker = begun(most_followed=3)
     matcher.silent = True
     followed = [tracker.process(film.shape(0.5 * k), 0.1 * k) for k in range(1, 4)]
     assert all(track.state is TrackingState.OK and track.method == "nicp" for track in followed)
@@ -132,19 +135,13 @@ def test_a_small_motion_is_followed_without_matches_but_not_for_ever() -> None:
 
 
 def test_a_jump_is_not_followed_without_matches() -> None:
-    film = Film(plane(0.5, 0.3))
-    matcher = TrueMatcher(film)
-    tracker = DeformableTracker(matcher)
-    tracker.process(film.shape(0), 0.0)
+    film, matcher, tracker = begun()
     matcher.silent = True
     assert tracker.process(film.shape(0) + np.array([0.3, 0.1, 0.2]), 0.1).state is TrackingState.LOST
 
 
 def test_after_too_many_rejections_the_model_begins_anew() -> None:
-    film = Film(plane(0.5, 0.3))
-    matcher = TrueMatcher(film)
-    tracker = DeformableTracker(matcher, DeformableSettings(most_rejections=2))
-    tracker.process(film.shape(0), 0.0)
+    film, matcher, tracker = begun(most_rejections=2)
     matcher.silent = True
     states = [tracker.process(film.shape(0), 1.0 * k) for k in range(1, 4)]
     assert [track.reset for track in states] == [False, False, True]

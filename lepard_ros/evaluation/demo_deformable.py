@@ -1,48 +1,28 @@
 """`lepard demo --mode deformable`: a creature that moves before a depth camera, and what the node makes of it."""
 
-import argparse
-import sys
-import time
 from pathlib import Path
 
-from lepard_ros.errors import InputError
 from lepard_ros.evaluation.demo_deformable_measure import Figures, measure
 from lepard_ros.evaluation.demo_deformable_report import write_report
-from lepard_ros.evaluation.demo_deformable_story import Film, WarpRun, make_film
-from lepard_ros.evaluation.demo_processes import prepare_folder, prepare_surroundings, run_node
-from lepard_ros.evaluation.demo_story import write_bag
+from lepard_ros.evaluation.demo_deformable_story import Film, WarpRun
+from lepard_ros.evaluation.demo_deformable_story import make_film as record
+from lepard_ros.evaluation.demo_processes import run_node
 
+__all__ = ["LEAST_FRAMES", "OPENING", "SEED", "measure", "play_into_node", "record", "what_went_wrong", "write_report"]
+
+OPENING = "Filming a creature"
 SEED = 0
 LEAST_FRAMES = 12
 LEAST_FOLLOWED = 0.8  # share of the clouds that show the creature; less is no demonstration
 MOST_GROWTH = 60.0  # megabytes, as in the soak test
 
 
-def show_deformable(args: argparse.Namespace) -> int:
-    """A creature before a camera; 0 if the node followed it, 1 if not."""
-    if args.frames < LEAST_FRAMES:
-        raise InputError(f"The film needs at least {LEAST_FRAMES} frames.")
-    started = time.monotonic()
-    output = prepare_folder(args.output)
-    print(f"Filming a creature, {args.frames} depth images ...", flush=True)
-    film = make_film(SEED if args.seed is None else args.seed, args.frames)
-    write_bag(film, output / "bag")
-    run = play_into_node(film, output, args.weights or "deformable")
-    figures = measure(run)
-    print(write_report(run, figures, output, time.monotonic() - started))
-    complaints = what_went_wrong(run, figures)
-    for complaint in complaints:
-        print(f"Not what this is to show: {complaint} The node's log is {output / 'node.log'}.", file=sys.stderr)
-    return 1 if complaints else 0
-
-
-def play_into_node(film: Film, output: Path, weights: str) -> WarpRun:
+def play_into_node(film: Film, output: Path, weights: str, fallback: str) -> WarpRun:
     """Play the bag in `output` into the node, and record what it publishes."""
-    prepare_surroundings()
     from lepard_ros.evaluation.demo_recorder import WarpRecorder
 
     recorder = WarpRecorder()
-    parameters = {"mode": "deformable", "weights": weights}
+    parameters = {"mode": "deformable", "weights": weights, "fallback": fallback}
     node = run_node(recorder, output / "bag", len(film.stamps_ns), parameters, output / "node.log")
     return WarpRun(film, recorder.warps, recorder.recorded.frames, node, weights)
 

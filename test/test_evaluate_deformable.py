@@ -202,3 +202,35 @@ def test_the_ablation_command_prints_a_row_each(weights: Path, tmp_path: Path, c
     for name in ("| guided by the transformer ", "| oracle ", "| random rotation "):
         assert name in printed
     assert cli.main(["evaluate", "ablation", str(tmp_path), "--methods", "icp"]) == 2
+
+
+def test_deformable_variants_are_measured_by_their_matches_and_resumed(weights: Path, folder: Path, capsys) -> None:
+    results = folder.parent / "ablation.json"
+    arguments = ["evaluate", "ablation", str(folder), "--set", "4dmatch", "--methods", f"lepard:{weights}", "--quiet"]
+    arguments += ["--json", str(results), "--jobs", "1", "--report", str(folder.parent / "report"), "--variants"]
+    assert cli.main([*arguments, "guided", "oracle"]) == 0
+    printed = capsys.readouterr().out
+    assert "| oracle " in printed and "NFMR" in printed
+    assert "lepard train --preset small_deformable" in printed
+    assert "NFMR" in (folder.parent / "report" / "index.html").read_text()
+    assert cli.main([*arguments, "guided", "oracle", "no repositioning"]) == 0
+    log = results.with_suffix(".jsonl").read_text().splitlines()
+    assert [json.loads(line)["variant"] for line in log] == ["guided by the transformer", "oracle", "no repositioning"]
+    assert set(json.loads(results.read_text())["records"]) == {json.loads(line)["variant"] for line in log}
+
+
+def test_every_variant_that_needs_a_training_has_one_that_can_be_built() -> None:
+    """What the table tells to type is understood by `lepard train`, and gives a network."""
+    import argparse
+    import shlex
+
+    from lepard_ros.learning import command as training
+
+    parser = argparse.ArgumentParser()
+    training.add_arguments(parser)
+    for set_name in ("3DMatch", "4dmatch"):
+        lines = ablation.other_trainings(set_name)[1:]
+        assert len(lines) == len(ablation.OTHER_WEIGHTS)
+        for line in lines:
+            args = parser.parse_args(shlex.split(line.partition("lepard train ")[2]))
+            Lepard(training.network_settings(args.preset, args.set))

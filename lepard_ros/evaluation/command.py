@@ -24,6 +24,7 @@ examples:
   lepard evaluate tum rgbd_dataset_freiburg1_desk --count 150 --report report/
   lepard evaluate 4dmatch DATA --methods lepard:deformable n-icp cpd
   lepard evaluate ablation DATA --set 3DMatch --count 50 --variants threshold oracle
+  lepard evaluate ablation DATA --set 4dmatch
   lepard evaluate gate
 
 An interrupted run goes on where it stopped when it is given the same --json file."""
@@ -67,12 +68,13 @@ def _add_deformable(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_ablation(parser: argparse.ArgumentParser) -> None:
-    _add_common(parser, ["lepard:rigid"], "lepard:rigid, lepard:<weights>")
-    parser.add_argument("--set", dest="set_name", choices=RIGID_SETS, default="3DMatch", help="which rigid pairs")
+    _add_common(parser, None, "lepard:rigid, lepard:deformable, lepard:<weights> (default: what suits the set)")
+    sets = (*RIGID_SETS, "4dmatch")
+    parser.add_argument("--set", dest="set_name", choices=sets, default="3DMatch", help="which pairs (default 3DMatch)")
     parser.add_argument("--variants", nargs="+", default=None, metavar="V", help="a part of the variants; default all")
 
 
-def _add_common(parser: argparse.ArgumentParser, methods: list[str], names: str) -> None:
+def _add_common(parser: argparse.ArgumentParser, methods: list[str] | None, names: str) -> None:
     parser.add_argument("data", type=Path, help="folder of the data set (official layout or compact)")
     parser.add_argument("--methods", nargs="+", default=methods, metavar="M", help=f"any of: {names}")
     parser.add_argument("--count", type=_positive, help="draw this many pairs; default all (unrelated: 100)")

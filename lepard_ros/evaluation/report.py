@@ -204,6 +204,28 @@ def _feature_figure(source: PairSource, pair: RigidPair, method: LepardMethod) -
     return pictures.features_figure(first, second, pair.truth), caption
 
 
+# --- ablations -------------------------------------------------------------------------------------------------------
+
+
+def ablation_report(
+    directory: Path, heading: str, rows: list[list[str]], others: list[str], results: dict[str, list[Record]]
+) -> Path:
+    """Write the page of an ablation: its table, recall by overlap or NFMR, and what needs a training of its own."""
+    page = Page("Ablations")
+    page.text(f"{_made_with()} {heading}")
+    page.heading("Table")
+    page.table(rows)
+    if all("nfmr" in record for own in results.values() for record in own):
+        nfmr = {name: [record["nfmr"] or 0.0 for record in own] for name, own in results.items()}
+        page.figure(pictures.histogram_figure(nfmr, "NFMR", 1.0), "Non-rigid matching recall, pair by pair.")
+    else:
+        page.figure(pictures.recall_figure(results, BANDS), "Recall over overlap, with 95 % bootstrap intervals.")
+    page.heading("Not in the table")
+    for line in others:
+        page.text(line)
+    return page.write(directory)
+
+
 # --- deformable ------------------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,8 @@ subcommand is called, so that `lepard --help` is quick and needs neither torch n
 import argparse
 import difflib
 import importlib
+import os
+import select
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -54,13 +56,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 2 with one sentence for bad input."""
     arguments, ros_arguments = split_ros_arguments(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(arguments, ros_arguments)
+        try:
+            return _run(arguments, ros_arguments)
+        finally:
+            sys.stdout.flush()  # here, where a closed pipe is understood, and not at the interpreter's end
     except InputError as error:
         print(f"lepard: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("lepard: stopped.", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        if not _reader_is_gone():
+            raise
+        return 141  # as a program that SIGPIPE ended: `lepard info rigid | head -2` is no mistake
+
+
+def _reader_is_gone() -> bool:
+    """Whether nobody reads our output any more; what is left of it then goes to nowhere, without a word."""
+    try:
+        output = sys.stdout.fileno()
+    except OSError:  # not a file
+        return False
+    poll = select.poll()
+    poll.register(output, select.POLLOUT)
+    gone = any(state & (select.POLLERR | select.POLLHUP) for _, state in poll.poll(0))
+    if gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return gone
 
 
 def split_ros_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -1,6 +1,7 @@
 """The `lepard` command: the right module is called, and every mistake ends with one sentence and code 2."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -114,3 +115,29 @@ def test_open3d_without_its_libraries_gives_one_sentence(monkeypatch) -> None:
     monkeypatch.setattr(module.importlib, "import_module", refuse)
     with pytest.raises(InputError, match="pip install open3d-cpu"):
         module.import_open3d()
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("lines", [1, 20_000])  # fewer than the buffer holds, and more
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path, lines: int, unbuffered: str) -> None:
+    """As in `lepard info rigid | head -2`."""
+    (tmp_path / "chatty.py").write_text(
+        f"HELP = ''\ndef add_arguments(parser): pass\ndef run(args):\n  print('a line\\n' * {lines})\n  return 0\n"
+    )
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from lepard_ros import cli; "
+        "cli.COMMANDS['chatty'] = cli.Command('chatty', ''); sys.stdin.read(); sys.exit(cli.main(['chatty']))"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment, **pipes) as process:
+        process.stdout.close()
+        process.stdin.close()  # only now does it begin to talk
+        assert process.stderr.read() == b""
+        assert process.wait() == 141
+
+
+def test_another_broken_pipe_is_not_hidden(monkeypatch, tmp_path) -> None:
+    add_command(monkeypatch, tmp_path, PROBE.replace("raise KeyboardInterrupt", "raise BrokenPipeError"))
+    with pytest.raises(BrokenPipeError):
+        cli.main(["probe", "98"])

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from box_room import CAMERA, render, sweep
+from lepard_ros import cli
 from lepard_ros.cloud.depth import depth_to_points
 from lepard_ros.errors import InputError
 from lepard_ros.evaluation.bag_reader import open_bag
 from lepard_ros.evaluation.bag_writer import CAMERA_FRAME, IMAGE_TOPIC, POINTS_TOPIC, BagWriter
 from lepard_ros.evaluation.bags import make_bag, select_frames, shrink_camera
-from lepard_ros.evaluation.recordings import DepthFrame, open_recording
+from lepard_ros.evaluation.recordings import DepthFrame, Recording, open_recording
 from lepard_ros.evaluation.trajectories import Trajectory, rows_from_poses, write_tum
 
 rosbag2 = pytest.importorskip("rosbags.rosbag2")
@@ -204,6 +205,83 @@ def test_a_seven_scenes_folder_becomes_a_bag(tmp_path: Path) -> None:
     frame = next(iter(open_recording(str(folder)).frames()))
     assert frame.depth[0, 0] == 0 and frame.depth[1, 1] == np.float32(1.5)
     assert frame.pose is not None and np.allclose(frame.pose, sweep(2)[1])
+
+
+def write_official_tum(folder: Path, count: int = 3) -> None:
+    """As TUM publishes a sequence: lists of both kinds of images, a truth of 100 poses a second, no camera file."""
+    (folder / "depth").mkdir(parents=True)
+    (folder / "rgb").mkdir()
+    stamps = 1305031453.374112 + np.arange(count) * 0.1
+    listed = "".join(f"{stamp:.6f} depth/{stamp:.6f}.png\n" for stamp in stamps)
+    (folder / "depth.txt").write_text(f"# depth maps\n# file: 'x.bag'\n# timestamp filename\n{listed}")
+    (folder / "rgb.txt").write_text(f"# color images\n# file: 'x.bag'\n# timestamp filename\n{listed}")
+    truth = 1305031453.0 + np.arange(100) * 0.01
+    poses = np.tile(np.eye(4), (len(truth), 1, 1))
+    poses[:, 0, 3] = truth - truth[0]
+    write_tum(folder / "groundtruth.txt", Trajectory(truth, poses))
+    for stamp in stamps:
+        Image.fromarray(np.full((480, 640), 7500, np.uint16)).save(folder / "depth" / f"{stamp:.6f}.png")
+
+
+@pytest.mark.parametrize(
+    ("name", "fx", "origin"),
+    [
+        ("rgbd_dataset_freiburg1_desk", 517.3, "freiburg1"),
+        ("rgbd_dataset_freiburg2_xyz", 520.9, "freiburg2"),
+        ("rgbd_dataset_freiburg3_walking", 535.4, "freiburg3"),
+        ("my_kinect", 525.0, "default"),
+    ],
+)
+def test_tum_s_own_folders_have_their_published_camera(tmp_path: Path, name: str, fx: float, origin: str) -> None:
+    write_official_tum(tmp_path / name)
+    recording = open_recording(str(tmp_path / name))
+    assert isinstance(recording, Recording)
+    assert recording.camera.fx == fx and (recording.camera.width, recording.camera.height) == (640, 480)
+    assert origin in str(recording.calibration)
+    frames = list(recording.frames())
+    assert frames[0].depth[100, 100] == np.float32(1.5)
+    assert [frame.pose[0, 3] for frame in frames if frame.pose is not None] == pytest.approx([0.37, 0.47, 0.57])
+
+
+@pytest.mark.parametrize("layout", ["tum", "seven scenes"])
+def test_a_camera_file_goes_before_what_is_known_of_a_folder(tmp_path: Path, layout: str, capsys: Any) -> None:
+    folder = tmp_path / "rgbd_dataset_freiburg1_desk"
+    if layout == "tum":
+        write_official_tum(folder)
+    else:
+        folder.mkdir()
+        Image.fromarray(np.full((480, 640), 7500, np.uint16)).save(folder / "frame-000000.depth.png")
+    line = "fx 500 fy 501 cx 320 cy 240 width 640 height 480 depth_scale 2500\n"
+    (tmp_path / "mine.txt").write_text(line)
+    assert cli.main(["bag", "make", str(folder), str(tmp_path / "bag"), "--camera", str(tmp_path / "mine.txt")]) == 0
+    assert "camera: fx 500 fy 501 cx 320 cy 240, 2500 units a metre, from" in capsys.readouterr().out
+    with open_bag(tmp_path / "bag") as bag:
+        points = next(bag.frames(bag.cloud_topic())).points
+    assert points[240, 320] == pytest.approx([0, 0, 3]) and points[0, 0, 0] == pytest.approx(-320 / 500 * 3)
+    assert cli.main(["bag", "make", str(folder), str(tmp_path / "b"), "--camera", str(tmp_path / "absent.txt")]) == 2
+    (folder / "camera.txt").write_text(line.replace("500 ", "490 "))
+    assert open_recording(str(folder)).camera.fx == 490
+
+
+def test_a_lost_pose_of_seven_scenes_is_none(tmp_path: Path) -> None:
+    Image.fromarray(np.full((480, 640), 1500, np.uint16)).save(tmp_path / "frame-000000.depth.png")
+    np.savetxt(tmp_path / "frame-000000.pose.txt", np.full((4, 4), np.nan))
+    assert next(iter(open_recording(str(tmp_path)).frames())).pose is None
+
+
+@pytest.mark.parametrize(
+    ("image", "sentence"),
+    [
+        (np.zeros((480, 640), np.uint8), "16-bit channel; it holds uint8 480 x 640"),
+        (np.zeros((480, 640, 3), np.uint8), "480 x 640 x 3"),
+        (np.zeros((240, 320), np.uint16), "has 320 x 240 pixels, but the camera .* 640 x 480"),
+    ],
+)
+def test_images_that_are_no_depth_of_the_camera_are_refused(tmp_path: Path, image: Any, sentence: str) -> None:
+    write_official_tum(tmp_path / "tum", 1)
+    Image.fromarray(image).save(next((tmp_path / "tum" / "depth").iterdir()))
+    with pytest.raises(InputError, match=sentence):
+        list(open_recording(str(tmp_path / "tum")).frames())
 
 
 @pytest.mark.parametrize("source", ["nowhere", "synthetic:x", "empty"])

@@ -11,7 +11,7 @@ from lepard_ros.cloud.depth import Camera
 from lepard_ros.errors import InputError
 from lepard_ros.evaluation.bag_reader import open_bag
 from lepard_ros.evaluation.bag_writer import BagWriter
-from lepard_ros.evaluation.recordings import DepthFrame, open_recording
+from lepard_ros.evaluation.recordings import CAMERA_HELP, DepthFrame, Recording, open_recording
 
 HELP = "make a rosbag2 from depth images, or list what a bag holds"
 
@@ -25,8 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     make.add_argument(
         "source",
-        help="folder with depth/*.png, camera.txt, poses.txt; 7-Scenes folder; synthetic:SEED",
+        help="TUM folder (depth/*.png, groundtruth.txt or poses.txt); 7-Scenes folder; synthetic:SEED",
     )
+    make.add_argument("--camera", type=Path, metavar="FILE", help=CAMERA_HELP)
     make.add_argument("output", type=Path, help="the new bag (a directory)")
     make.add_argument(
         "--depth",
@@ -88,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
         rate=args.rate,
         storage=args.storage,
         progress=True,
+        camera_file=args.camera,
     )
     print(f"{args.output}: {count} frames. Replay them with: lepard replay {args.output}")
     return 0
@@ -105,13 +107,17 @@ def make_bag(
     rate: float = 10.0,
     storage: str = "mcap",
     progress: bool = False,
+    camera_file: Path | None = None,
 ) -> int:
     """Write the recording that `source` names (see `open_recording`) as a rosbag2; the number of frames written.
 
     stride: keep every n-th pixel. every: keep every n-th image. gap: (start, length) in seconds from the first image,
-    left out as if the sensor had been carried away. frames: the first n only.
+    left out as if the sensor had been carried away. frames: the first n only. progress: whether to show it, and which
+    camera was taken.
     """
-    recording = open_recording(source, frames=frames or 60, rate=rate)
+    recording = open_recording(source, frames=frames or 60, rate=rate, camera_file=camera_file)
+    if progress and isinstance(recording, Recording):
+        print(f"camera: {recording.calibration}")
     chosen = select_frames(recording.frames(), every=every, gap=gap, first=frames)
     count = 0
     writer = BagWriter(output, shrink_camera(recording.camera, stride), depth=depth, storage=storage)

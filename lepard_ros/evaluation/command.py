@@ -13,7 +13,8 @@ from lepard_ros import __version__
 from lepard_ros.errors import InputError
 from lepard_ros.evaluation.methods import method_names
 from lepard_ros.evaluation.pairs import Task, run_pairs
-from lepard_ros.evaluation.readers import RIGID_SETS
+from lepard_ros.evaluation.readers import RIGID_SETS, DepthSequence
+from lepard_ros.evaluation.recordings import CAMERA_HELP
 from lepard_ros.evaluation.tables import CRITERIA, comparison_lines, format_table, rigid_rows, summarise_all
 
 HELP = """Compare methods on data with known motions.
@@ -58,6 +59,8 @@ def _add_rigid(parser: argparse.ArgumentParser, set_name: str | None) -> None:
         parser.add_argument("--set", dest="set_name", choices=RIGID_SETS, default="3DMatch", help="which pairs")
     else:
         parser.set_defaults(set_name=set_name)
+    if set_name in ("tum", None):
+        parser.add_argument("--camera", type=Path, metavar="FILE", help=CAMERA_HELP)
 
 
 def _add_deformable(parser: argparse.ArgumentParser) -> None:
@@ -114,7 +117,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_rigid(args: argparse.Namespace) -> int:
-    task = Task(args.data, args.set_name, args.methods, args.count, args.seed, args.jobs)
+    camera_file = getattr(args, "camera", None)
+    task = Task(args.data, args.set_name, args.methods, args.count, args.seed, args.jobs, camera_file)
+    if isinstance(source := task.open(), DepthSequence):
+        print(f"camera: {source.recording.calibration}")
     log = log_path(args.json)
     pairs, records = run_pairs(task, log, progress=not args.quiet)
     summaries = summarise_all(task.set_name, records)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from lepard_ros.errors import InputError
 from lepard_ros.evaluation import metrics
 from lepard_ros.evaluation.methods import LEPARD, LepardMethod, Method, MethodResult, check_method_names, make_method
-from lepard_ros.evaluation.readers import PairSource, RigidPair, open_set
+from lepard_ros.evaluation.readers import DepthSequence, PairSource, RigidPair, open_set
 from lepard_ros.evaluation.runner import Record, append_log, read_log, run_parallel, with_progress
 
 FloatArray = NDArray[np.floating]
@@ -22,7 +22,10 @@ RMSE_DISTANCE = 0.05  # metres: a source point has a true partner in the target
 
 @dataclass(frozen=True)
 class Task:
-    """What to evaluate: a set in a folder, methods by name, how many pairs, drawn with which seed."""
+    """What to evaluate: a set in a folder, methods by name, how many pairs, drawn with which seed.
+
+    camera_file: of a depth sequence, instead of what its folder says.
+    """
 
     folder: Path
     set_name: str
@@ -30,6 +33,11 @@ class Task:
     count: int | None = None
     seed: int = 0
     jobs: int = 1
+    camera_file: Path | None = None
+
+    def open(self) -> PairSource:
+        """The pairs and their clouds."""
+        return open_set(self.folder, self.set_name, self.camera_file)
 
 
 def run_pairs(task: Task, log: Path | None = None, progress: bool = True) -> tuple[list[RigidPair], list[Record]]:
@@ -38,8 +46,8 @@ def run_pairs(task: Task, log: Path | None = None, progress: bool = True) -> tup
     Returns the pairs, and the records of these pairs and methods, ordered by method and pair.
     """
     check_method_names(task.methods)
-    identities = {name: _identity(name) for name in task.methods}
-    source = open_set(task.folder, task.set_name)
+    source = task.open()
+    identities = {name: _identity(name) + _camera_identity(source) for name in task.methods}
     pairs = _recorded_pairs(task, log) or _draw_and_record(task, source, log)
     done = {_key(record): record for record in read_log(log) if "method" in record}
     todo = [
@@ -120,6 +128,13 @@ def _identity(name: str) -> str:
     method = make_method(name)
     assert isinstance(method, LepardMethod)
     return method.matcher.weights_id
+
+
+def _camera_identity(source: PairSource) -> str:
+    """A camera that was given by hand makes other clouds of the same images."""
+    if not isinstance(source, DepthSequence) or source.camera_file is None:
+        return ""
+    return f" camera {tuple(source.recording.calibration[:2])}"
 
 
 # --- the log ---------------------------------------------------------------------------------------------------------

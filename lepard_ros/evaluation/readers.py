@@ -14,7 +14,7 @@ from lepard_ros.cloud.depth import depth_to_points
 from lepard_ros.cloud.files import NUMPY_DAMAGE
 from lepard_ros.errors import InputError
 from lepard_ros.evaluation.metrics import overlap_ratio
-from lepard_ros.evaluation.recordings import Recording, open_recording
+from lepard_ros.evaluation.recordings import Recording, listing, open_recording
 
 FloatArray = NDArray[np.floating]
 
@@ -60,15 +60,6 @@ def draw(pairs: Sequence[RigidPair], count: int | None, seed: int) -> list[Rigid
         return list(pairs)
     chosen = np.random.default_rng(seed).choice(len(pairs), size=count, replace=False)
     return [pairs[i] for i in np.sort(chosen)]
-
-
-def listing(folder: Path, most: int = 8) -> str:
-    """What a folder holds, in a few words for an error message."""
-    if not folder.is_dir():
-        return "not a folder" if folder.exists() else "no such folder"
-    names = sorted(entry.name for entry in folder.iterdir())
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return (", ".join(names[:most]) + more) or "nothing"
 
 
 def load_npz(path: Path, keys: Sequence[str]) -> dict[str, NDArray[Any]]:
@@ -296,10 +287,10 @@ class DepthSequence:
     bands of overlap, measured at 5 cm as the smaller of both directions.
     """
 
-    def __init__(self, folder: Path) -> None:
-        recording = open_recording(str(folder))
+    def __init__(self, folder: Path, camera_file: Path | None = None) -> None:
+        recording = open_recording(str(folder), camera_file=camera_file)
         assert isinstance(recording, Recording)
-        self.folder, self.recording = folder, recording
+        self.folder, self.recording, self.camera_file = folder, recording, camera_file
         self.shots = {shot.path.stem: shot for shot in recording.shots if shot.pose is not None}
         if len(self.shots) < 2:
             raise InputError(f"{folder} has {len(self.shots)} depth images with a pose, but a pair needs two.")
@@ -414,12 +405,12 @@ def deformable_files(folder: Path) -> list[Path]:
 RIGID_SETS = ("3DMatch", "3DLoMatch", "tum", "unrelated")
 
 
-def open_set(folder: Path, name: str) -> PairSource:
-    """The pairs of a set by its name: 3DMatch, 3DLoMatch, tum, unrelated."""
+def open_set(folder: Path, name: str, camera_file: Path | None = None) -> PairSource:
+    """The pairs of a set by its name: 3DMatch, 3DLoMatch, tum (whose camera a file may give), unrelated."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give the folder of the data set.")
     if name == "tum":
-        return DepthSequence(folder)
+        return DepthSequence(folder, camera_file)
     if name == "unrelated":
         return UnrelatedScenes(_open_scenes(folder, "3DMatch"))
     if name in ("3DMatch", "3DLoMatch"):

@@ -16,7 +16,7 @@ from lepard_ros.errors import InputError
 from lepard_ros.evaluation import metrics, pictures
 from lepard_ros.evaluation.methods import LEPARD, LepardMethod, make_method
 from lepard_ros.evaluation.pairs import INLIER_DISTANCE, Task
-from lepard_ros.evaluation.readers import PairSource, RigidPair, open_set
+from lepard_ros.evaluation.readers import PairSource, RigidPair
 from lepard_ros.evaluation.tables import (
     BANDS,
     CRITERIA,
@@ -169,7 +169,7 @@ def _add_pairs(page: Page, task: Task, pairs: Sequence[RigidPair], grouped: dict
     together = list(zip(pairs, grouped[name], strict=True))
     failed = [both for both in together if (both[1]["accepted"] if both[0].truth is None else not is_success(both[1]))]
     solved = [both for both in together if both[0].truth is not None and is_success(both[1])]
-    source, method = open_set(task.folder, task.set_name), make_method(name)
+    source, method = task.open(), make_method(name)
     for title, chosen, most in (("Failures", failed, SHOWN_FAILURES), ("Successes", solved, SHOWN_SUCCESSES)):
         page.heading(f"{title} of {name}: {min(most, len(chosen))} of {len(chosen)}")
         spread = [chosen[i] for i in np.unique(np.linspace(0, len(chosen) - 1, most).astype(int))] if chosen else []

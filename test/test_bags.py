@@ -1,6 +1,7 @@
 """Bags: what is written is read back, and what is damaged or missing is named in one sentence."""
 
 import json
+import re
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,30 @@ def test_an_empty_bag_is_refused(tmp_path: Path) -> None:
     BagWriter(tmp_path / "bag", CAMERA).close()
     with pytest.raises(InputError), open_bag(tmp_path / "bag") as bag:
         bag.cloud_topic()
+
+
+def test_a_damaged_bag_is_answered_with_its_files(tmp_path: Path, capsys: Any) -> None:
+    """From the command line: one sentence that says what was found, and code 2."""
+    write_room(tmp_path / "bag")
+    data = tmp_path / "bag" / "bag.mcap"
+    data.write_bytes(data.read_bytes()[:5000])
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "notes.txt").write_text("nothing")
+    (tmp_path / "words.mcap").write_text("no bag")
+    BagWriter(tmp_path / "silent", CAMERA).close()
+    for name, sentence in {
+        "bag": r"bag\.mcap \(5,000 bytes\), metadata\.yaml",
+        "folder": r"no metadata\.yaml; it holds notes\.txt \(7 bytes\)",
+        "words.mcap": r"Found: words\.mcap \(6 bytes\)",
+        "silent": "it holds no topic at all",
+        "absent": "does not exist",
+    }.items():
+        output = str(tmp_path / "out")
+        assert cli.main(["evaluate", "bag", str(tmp_path / name), "--weights", "fpfh", "--output", output]) == 2
+        error = capsys.readouterr().err
+        assert re.search(sentence, error), error
+        assert error.startswith("lepard: ") and error.count("\n") == 1
+        assert not (tmp_path / "out").exists()
 
 
 def test_a_missing_bag_is_refused(tmp_path: Path) -> None:

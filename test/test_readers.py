@@ -1,6 +1,7 @@
 """Readers of data sets, on files that the test writes in each layout, whole and broken."""
 
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from scipy.spatial.transform import Rotation
 
+from lepard_ros import cli
 from lepard_ros.errors import InputError
 from lepard_ros.evaluation import readers
 from lepard_ros.evaluation.metrics import transform_points
@@ -116,6 +118,47 @@ def test_lists_of_different_length(tmp_path: Path) -> None:
     np.savez(tmp_path / "gt_3DMatch.npz", **{**values, "overlap": values["overlap"][:2]})
     with pytest.raises(InputError, match="differ in length"):
         readers.open_set(tmp_path, "3DMatch").pairs(None, 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("rot", np.eye(2), r"rot of pair 0 of .*gt_3DMatch\.npz should have the shape \(3, 3\), but has \(2, 2\)"),
+        ("rot", np.full((3, 3), np.nan), "not all of them finite"),
+        ("rot", np.diag([1.0, 1.0, -1.0]), "not a rotation"),
+        ("trans", np.zeros(2), r"trans of pair 0 .* \(2,\)"),
+        ("overlap", "much", "overlap of pair 0 .* should hold numbers"),
+        ("gt_cov", np.eye(3), r"gt_cov .* \(6, 6\), but has \(3, 3\)"),
+        ("src", "kitchen", "names the fragment 'kitchen'"),
+        ("tgt", "../../etc/0", "names the fragment"),
+    ],
+)
+def test_a_table_of_wrong_shapes_says_which(tmp_path: Path, key: str, value, sentence: str, capsys) -> None:
+    write_compact(tmp_path)
+    values = {name: np.array([rows[0]]) for name, rows in table().items()}
+    np.savez(tmp_path / "gt_3DMatch.npz", **{**values, key: np.array([value])})
+    with pytest.raises(InputError, match=sentence):
+        readers.open_set(tmp_path, "3DMatch").pairs(None, 0)
+    assert cli.main(["evaluate", "3dmatch", str(tmp_path), "--methods", "icp", "--jobs", "1", "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("lepard: ") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("fragment", "sentence"),
+    [
+        (np.zeros((5, 2), np.int16), r"fragment 0 of .*kitchen\.npz should hold an N x 3 .* int16 \(5, 2\)"),
+        (np.array(["a", "b"]), "should hold an N x 3 array"),
+        (np.zeros((0, 3), np.int16), "kitchen/0 has 0 points"),
+        (np.full((40, 3), np.nan, np.float32), "kitchen/0 has 0 points"),
+    ],
+)
+def test_a_fragment_of_a_wrong_shape_is_named(tmp_path: Path, fragment: np.ndarray, sentence: str, capsys) -> None:
+    write_compact(tmp_path)
+    np.savez(tmp_path / "kitchen.npz", **{"0": fragment, "1": np.ones((30, 3), np.int16)})
+    assert cli.main(["evaluate", "3dmatch", str(tmp_path), "--methods", "icp", "--jobs", "1", "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert re.search(sentence, error) and error.count("\n") == 1
 
 
 class Malice:

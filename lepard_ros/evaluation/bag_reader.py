@@ -186,6 +186,8 @@ def open_bag(path: Path) -> Iterator[Bag]:
     """Open a bag: a rosbag2 directory, one .mcap or .db3 file of it, or a ROS 1 .bag."""
     if not path.exists():
         raise InputError(f"{path} does not exist; name a rosbag2 directory, an .mcap, a .db3 or a .bag file.")
+    if path.is_dir() and not (path / "metadata.yaml").is_file():
+        raise InputError(f"{path} is no rosbag2, it has no metadata.yaml; it holds {files_found(path)}.")
     rosbags = import_rosbags()
     store = rosbags.typesys.get_typestore(rosbags.typesys.Stores.ROS2_JAZZY)
     with _damage_named(path):
@@ -207,7 +209,16 @@ def _damage_named(path: Path) -> Iterator[None]:
         raise
     except damage as error:
         reason = str(error).rstrip(". ") or type(error).__name__
-        raise InputError(f"{path} is not a whole bag: {reason}. Record it again.") from error
+        raise InputError(
+            f"{path} is not a whole bag: {reason}. Found: {files_found(path)}. Record it again."
+        ) from error
+
+
+def files_found(path: Path, most: int = 6) -> str:
+    """The files of a bag (a directory, or one file) with their sizes, for an error message."""
+    files = sorted(entry for entry in path.iterdir() if entry.is_file()) if path.is_dir() else [path]
+    named = [f"{file.name} ({file.stat().st_size:,} bytes)" for file in files[:most]]
+    return ", ".join(named + ([f"{len(files) - most} more"] if len(files) > most else [])) or "no file"
 
 
 def _storage_errors() -> tuple[type[Exception], ...]:

@@ -17,6 +17,7 @@ from lepard_ros.evaluation.runner import Record, append_log, read_log, run_paral
 FloatArray = NDArray[np.floating]
 
 INLIER_DISTANCE = 0.1  # metres: a right match, as in the paper
+LEAST_POINTS = 10  # of a cloud of a pair
 RMSE_DISTANCE = 0.05  # metres: a source point has a true partner in the target
 
 
@@ -66,7 +67,7 @@ def run_pairs(task: Task, log: Path | None = None, progress: bool = True) -> tup
 
 def evaluate_pair(name: str, method: Method, source: PairSource, pair: RigidPair) -> Record:
     """Register one pair and measure the result."""
-    first, second = source.cloud(pair.source), source.cloud(pair.target)
+    first, second = _whole_cloud(source, pair.source), _whole_cloud(source, pair.target)
     result = method.register(first, second)
     record: Record = {
         "method": name,
@@ -85,6 +86,14 @@ def evaluate_pair(name: str, method: Method, source: PairSource, pair: RigidPair
     if pair.truth is not None:
         record |= _errors(result, pair, first, second)
     return {key: _finite(value) for key, value in record.items()}
+
+
+def _whole_cloud(source: PairSource, key: str) -> FloatArray:
+    """A cloud (N, 3) that can be registered: not every method survives an empty one."""
+    points = source.cloud(key)
+    if len(points) < LEAST_POINTS:
+        raise InputError(f"the cloud {key} has {len(points)} points, but a pair needs {LEAST_POINTS} of each.")
+    return points
 
 
 def _errors(result: MethodResult, pair: RigidPair, source: FloatArray, target: FloatArray) -> Record:

@@ -1,6 +1,7 @@
 """Data sets with known motions, in the benchmarks' own layouts and in compact ones, behind one interface."""
 
 import pickle
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -22,6 +23,7 @@ COMPACT_UNIT = 0.00025  # metres per step of the int16 clouds
 OVERLAP_DISTANCE = 0.05  # metres, for pairs drawn from a sequence
 OVERLAP_BANDS = ((0.1, 0.3), (0.3, 0.6), (0.6, 1.01))
 DRAWN_PAIRS = 150  # of a sequence without a list of pairs
+ROTATION_TOLERANCE = 1e-2  # of R R' to the identity; published matrices are rounded
 
 
 @dataclass(frozen=True)
@@ -98,21 +100,27 @@ class CompactScenes:
     def pairs(self, count: int | None, seed: int) -> list[RigidPair]:
         """Pairs of the ground-truth file."""
         keys = ("src", "tgt", "rot", "trans", "overlap", "gt_cov")
-        truth = load_npz(self.folder / f"gt_{self.benchmark}.npz", keys)
-        return draw(_listed_pairs(truth), count, seed)
+        path = self.folder / f"gt_{self.benchmark}.npz"
+        return draw(_listed_pairs(load_npz(path, keys), path), count, seed)
 
     def cloud(self, key: str) -> NDArray[np.float32]:
         """A fragment by "scene/number"."""
         scene, number = key.rsplit("/", 1)
-        clouds = _compact_scene(self.folder / f"{scene}.npz")
+        path = self.folder / f"{scene}.npz"
+        clouds = _compact_scene(path)
         if number not in clouds:
-            raise InputError(f"{self.folder / scene}.npz has no fragment {number}.")
-        return clouds[number].astype(np.float32) * np.float32(COMPACT_UNIT)
+            raise InputError(f"{path} has no fragment {number}; it holds {len(clouds)}: {', '.join(list(clouds)[:8])}.")
+        return as_cloud(clouds[number], f"the fragment {number} of {path}") * np.float32(COMPACT_UNIT)
 
     def cloud_keys(self) -> list[str]:
         """Every fragment of every scene."""
         scenes = sorted(path for path in self.folder.glob("*.npz") if not path.name.startswith("gt_"))
-        return [f"{path.stem}/{number}" for path in scenes for number in sorted(_compact_scene(path), key=int)]
+        return [f"{path.stem}/{number}" for path in scenes for number in sorted(_compact_scene(path), key=_by_number)]
+
+
+def _by_number(name: str) -> tuple[int, str]:
+    """The order of fragments: by their number, those without one last."""
+    return (int(name), name) if name.isdecimal() else (sys.maxsize, name)
 
 
 @lru_cache(maxsize=8)
@@ -120,25 +128,46 @@ def _compact_scene(path: Path) -> dict[str, NDArray[np.int16]]:
     return load_npz(path, ())
 
 
-def _listed_pairs(truth: dict[str, Any]) -> list[RigidPair]:
-    """Pairs of a table with src, tgt, rot, trans, overlap, gt_cov, each as long as the others."""
-    lengths = {key: len(values) for key, values in truth.items()}
-    if len(set(lengths.values())) != 1:
-        raise InputError(f"the lists of the ground-truth file differ in length ({lengths}).")
-    return [
-        RigidPair(
-            str(src),
-            str(tgt),
-            _scene_of(str(src)),
-            motion(rot, trans),
-            float(overlap),
-            np.asarray(gt_cov),
-        )
-        for src, tgt, rot, trans, overlap, gt_cov in zip(
-            *(truth[key] for key in ("src", "tgt", "rot", "trans", "overlap", "gt_cov")),
-            strict=True,
-        )
-    ]
+def _listed_pairs(truth: dict[str, Any], where: Path) -> list[RigidPair]:
+    """Pairs of a table with src, tgt, rot, trans, overlap, gt_cov, each as long as the others; where: its file."""
+    lengths = {key: len(values) if np.ndim(values) else "no list" for key, values in truth.items()}
+    if len(set(lengths.values())) != 1 or "no list" in lengths.values():
+        found = ", ".join(f"{key} {length}" for key, length in lengths.items())
+        raise InputError(f"the lists of {where} differ in length ({found}).")
+    return [_listed_pair(dict(zip(truth, row, strict=True)), f"pair {number} of {where}")
+            for number, row in enumerate(zip(*truth.values(), strict=True))]  # fmt: skip
+
+
+def _listed_pair(row: dict[str, Any], where: str) -> RigidPair:
+    """One row of the table, of which every value is checked: a wrong shape would only be felt in some method."""
+    source, target = _fragment_key(row["src"], where), _fragment_key(row["tgt"], where)
+    turn = _numbers(row["rot"], (3, 3), f"rot of {where}")
+    shift = _numbers(np.ravel(row["trans"]), (3,), f"trans of {where}")
+    overlap = float(_numbers(row["overlap"], (), f"overlap of {where}"))
+    information = _numbers(row["gt_cov"], (6, 6), f"gt_cov of {where}")
+    if np.abs(turn @ turn.T - np.eye(3)).max() > ROTATION_TOLERANCE or np.linalg.det(turn) < 0:
+        raise InputError(f"rot of {where} is not a rotation.")
+    return RigidPair(source, target, _scene_of(source), motion(turn, shift), overlap, information)
+
+
+def _numbers(values: Any, shape: tuple[int, ...], where: str) -> FloatArray:
+    """Finite numbers of a shape, or a sentence that says what there was instead."""
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{where} should hold numbers ({error}).") from error
+    if array.shape != shape or not np.isfinite(array).all():
+        finite = "" if np.isfinite(array).all() else ", not all of them finite"
+        raise InputError(f"{where} should have the shape {shape}, but has {array.shape}{finite}.")
+    return array
+
+
+def _fragment_key(value: Any, where: str) -> str:
+    """The path of a fragment below the data's folder, at least scene/name."""
+    key = Path(str(value))
+    if len(key.parts) < 2 or key.is_absolute() or ".." in key.parts:
+        raise InputError(f"{where} names the fragment {str(value)!r}, but it should be like scene/0.")
+    return str(value)
 
 
 def _scene_of(key: str) -> str:
@@ -160,7 +189,7 @@ class OfficialScenes:
         missing = [key for key in keys if not isinstance(table, dict) or key not in table]
         if missing:
             raise InputError(f"{path} is no table of pairs: it lacks {', '.join(missing)}.")
-        return draw(_listed_pairs({key: table[key] for key in keys}), count, seed)
+        return draw(_listed_pairs({key: table[key] for key in keys}, path), count, seed)
 
     def cloud(self, key: str) -> NDArray[np.float32]:
         """A fragment by its path in the table, below the folder or its `indoor` folder."""
@@ -241,11 +270,12 @@ def _load_pth(path: Path) -> Any:
 
 
 def as_cloud(values: Any, where: str) -> NDArray[np.float32]:
-    """The values as an (N, 3) float32 array, or a sentence."""
+    """The values as an (N, 3) float32 array without the rows that are not finite, or a sentence."""
     points = np.asarray(values)
     if points.ndim != 2 or points.shape[1] != 3 or points.dtype.kind not in "fiu":
         raise InputError(f"{where} should hold an N x 3 array of numbers, but holds {points.dtype} {points.shape}.")
-    return points.astype(np.float32)
+    points = points.astype(np.float32)
+    return points[np.isfinite(points).all(axis=1)]
 
 
 # --- unrelated pairs -------------------------------------------------------------------------------------------------

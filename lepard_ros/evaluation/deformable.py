@@ -4,7 +4,7 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from lepard_ros.evaluation.bootstrap import mean_interval
 from lepard_ros.evaluation.methods import LEPARD
 from lepard_ros.evaluation.readers import deformable_files
 from lepard_ros.evaluation.runner import Record, append_log, read_log, run_parallel, with_progress
+from lepard_ros.evaluation.symmetry import Mirror, count_mirrored, find_mirror
 from lepard_ros.evaluation.tables import by_method, format_table, interval, number, percent
 from lepard_ros.learning.fourdmatch import DeformablePair, load_pair
 from lepard_ros.registration.types import Matches
@@ -29,6 +30,7 @@ LOW_OVERLAP = 0.45  # 4DLoMatch lies below, 4DMatch above
 SUBSAMPLE = 0.03  # metres: spacing at which a dense warp is read as matches
 CPD_POINTS = 1000  # per cloud: the cost grows with the cube
 BASELINES = ("n-icp", "cpd")
+MIRRORED = ("mirrored", "mirrored_by_chance")  # numbers of matches in a record, shares of them in a summary
 FILTERED = "+filter"  # a method's name ends so when its matches went through the consistency vote
 
 
@@ -155,8 +157,8 @@ def make_deformable(name: str, threshold: float | None = None, register: bool = 
     raise InputError(f"unknown method {name}: choose from lepard:deformable, lepard:<weights>, {', '.join(BASELINES)}.")
 
 
-def evaluate_deformable(method: DeformableMethod, pair: DeformablePair) -> Record:
-    """Align one pair and measure matches and warp."""
+def evaluate_deformable(method: DeformableMethod, pair: DeformablePair, mirror: Mirror | None = None) -> Record:
+    """Align one pair and measure matches and warp. mirror: the body's, if it has one, to count mirrored matches."""
     result = method.align(pair.source, pair.target)
     truth = pair.warped
     seen = np.unique(pair.matches[:, 0])
@@ -178,6 +180,9 @@ def evaluate_deformable(method: DeformableMethod, pair: DeformablePair) -> Recor
         "seconds": result.seconds,
         "cpu_seconds": result.cpu_seconds,
     }
+    if mirror is not None:
+        count = count_mirrored(mirror, moved, np.asarray(result.matches.target), pair.target)
+        record |= {"mirrored": count.mirrored, "mirrored_by_chance": count.by_chance}
     if result.warp is not None:
         errors = metrics.flow_errors(pair.source[seen], result.warp(pair.source[seen].astype(float)), truth[seen])
         record |= errors._asdict()
@@ -192,6 +197,13 @@ def true_places(pair: DeformablePair, points: FloatArray) -> FloatArray:
         return np.zeros((0, 3))
     nearest = cKDTree(pair.source).query(points)[1]
     return pair.warped[nearest] + (points - pair.source[nearest])
+
+
+@cache
+def mirror_of(path: Path) -> Mirror | None:
+    """The mirror of a pair's body, in the target's frame; kept, since every method and threshold asks for it."""
+    pair = load_pair(path)
+    return find_mirror(np.concatenate([pair.target, pair.warped]).astype(np.float64))
 
 
 # --- many pairs ------------------------------------------------------------------------------------------------------
@@ -221,7 +233,7 @@ _METHODS: dict[str, DeformableMethod] = {}
 def _work(job: _Job) -> Record:
     if job.row not in _METHODS:
         _METHODS[job.row] = make_deformable(job.method, job.threshold, job.register)
-    measured = evaluate_deformable(_METHODS[job.row], load_pair(job.path))
+    measured = evaluate_deformable(_METHODS[job.row], load_pair(job.path), mirror_of(job.path))
     return {"method": job.row, "pair": job.pair, **{key: _jsonable(value) for key, value in measured.items()}}
 
 
@@ -279,8 +291,17 @@ def summarise_deformable(records: Sequence[Record]) -> dict[str, Any]:
         "epe_median": _median([r["epe"] for r in records if r.get("epe") is not None]),
         "nfmr": mean_interval([r["nfmr"] or 0.0 for r in records]),
         "inlier_ratio": mean_interval([r["inlier_ratio"] for r in records]),
+        **_mirrored(records),
         **mean,
     }
+
+
+def _mirrored(records: Sequence[Record]) -> dict[str, Any]:
+    """Over the pairs whose body has a known mirror: how many they are, and which share of their matches is mirrored."""
+    known = [r for r in records if r.get("mirrored") is not None]
+    matches = sum(r["matches"] for r in known)
+    shares = {key: sum(r[key] for r in known) / matches if matches else None for key in MIRRORED}
+    return {"symmetric_pairs": len(known), **shares}
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -307,8 +328,8 @@ def deformable_tables(records: Sequence[Record]) -> dict[str, dict[str, dict[str
 
 def deformable_rows(summaries: dict[str, dict[str, Any]]) -> list[list[str]]:
     """The table's rows, the first is the header."""
-    header = ["method", "pairs", "matches", "NFMR % [95 %]", "IR % [95 %]", "NFMR metric %", "EPE cm", "median",
-              "Acc5 %", "Acc10 %", "accepted %", "s/pair", "CPU s/pair"]  # fmt: skip
+    header = ["method", "pairs", "matches", "NFMR % [95 %]", "IR % [95 %]", "mirrored (chance) %", "NFMR metric %",
+              "EPE cm", "median", "Acc5 %", "Acc10 %", "accepted %", "s/pair", "CPU s/pair"]  # fmt: skip
     return [header] + [
         [
             name,
@@ -316,6 +337,7 @@ def deformable_rows(summaries: dict[str, dict[str, Any]]) -> list[list[str]]:
             number(s["matches"], 0),
             interval(s["nfmr"]),
             interval(s["inlier_ratio"]),
+            " ".join([percent(s["mirrored"]), f"({percent(s['mirrored_by_chance'])})"]),
             percent(s["nfmr_metric"]),
             *(number(None if s[key] is None else 100 * s[key]) for key in ("epe", "epe_median")),
             percent(s["acc5"]),
@@ -326,6 +348,13 @@ def deformable_rows(summaries: dict[str, dict[str, Any]]) -> list[list[str]]:
         ]
         for name, s in summaries.items()
     ]
+
+
+def mirror_line(summaries: dict[str, dict[str, Any]]) -> str:
+    """On how many pairs the mirrored matches could be counted."""
+    known, pairs = (max(s[key] for s in summaries.values()) for key in ("symmetric_pairs", "pairs"))
+    rest = f"; the other {pairs - known} are not symmetric enough to say" if known < pairs else ""
+    return f"mirrored: share of matches on the mirrored limb, counted on {known} of {pairs} pairs{rest}."
 
 
 def run_command(args: argparse.Namespace) -> int:
@@ -346,6 +375,7 @@ def run_command(args: argparse.Namespace) -> int:
     for title, summaries in tables.items():
         print(f"\n{title}: NFMR over the true matches, IR at {NEAR} m\n")
         print(format_table(deformable_rows(summaries)))
+        print(f"\n{mirror_line(summaries)}")
     write_json(args.json, {**stamp(args), "seed": args.seed, "tables": tables, "records": records})
     if args.report:
         from lepard_ros.evaluation.report import deformable_report

@@ -1,0 +1,209 @@
+"""Which matches land on the mirrored limb: a body's own left and right, found without labels.
+
+The body of a pair is its target and its whole source, put where it truly went. A mirror keeps distances along the
+surface, however the body is bent. So the tips of limbs (the ends farthest from everything else) are paired such that
+all distances between them are kept, and every other point goes to the point that lies the same way from the paired
+tips. A body seen from one side, or one whose parts touch, shows no such map: then nothing is said about the pair.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from scipy.sparse.csgraph import connected_components, dijkstra
+from scipy.spatial import cKDTree
+
+from lepard_ros.registration.graph import GraphSettings, IntArray, build_graph
+from lepard_ros.registration.types import FloatArray
+
+BoolArray = NDArray[np.bool_]
+Swap = list[tuple[int, int]]  # tips and what they become; a tip on the middle becomes itself
+
+SURFACE = GraphSettings(coverage=0.03, edges=10)
+BRIDGE = 0.12  # metres: a part that the camera saw cut off by no more than this still belongs to the body
+FEWEST_PLACES, MOST_PLACES = 100, 2000  # about 3 cm apart: more than that is a room rather than a body
+MOST_TIPS = 8
+TIP_RADIUS = 0.12  # of the body's size: within it a tip has no other beside it
+TIP_TOLERANCE = 0.04  # of the body's size: by how much the distances between tips may change in the mirror, on average
+SIGNATURE_RADII = (0.06, 0.12, 0.25)  # of the body's size: discs along the surface whose areas tell places apart
+SIGNATURE_WEIGHT = 0.05  # of the body's size, for one standard deviation
+LANDMARKS, REFINEMENTS = 40, 2  # points that take the place of the tips, and how often
+TRIED = 20  # swaps of tips that are extended to all points
+AWAY = 0.3  # metres along the surface: nearer to its own image a point is on the middle, neither left nor right
+NEAR = 0.15  # metres, a little over a limb's width: a match this near to its mirror image is on the mirrored limb
+WRONG = 0.04  # metres: a match within this of the truth is right, wherever its mirror image is
+
+
+class Limits(NamedTuple):
+    """When a map counts as the body's mirror. Lengths are shares of the body's size, its longest way.
+
+    distortion: of nine tenths of all distances, at most. fold: half of the points come back at least so near when
+    mirrored twice. likeness: correlation of the surroundings of a point and of its image, at least. moved: share of
+    points that are not on the middle, at least.
+    """
+
+    distortion: float = 0.05
+    fold: float = 0.04
+    likeness: float = 0.85
+    moved: float = 0.15
+
+
+class Mirror(NamedTuple):
+    """A body's points (n, 3), what they are in the mirror (n, 3), and the way there along the surface (n,); metres."""
+
+    places: FloatArray
+    images: FloatArray
+    ways: FloatArray
+
+
+class MirrorCount(NamedTuple):
+    """mirrored: matches on the mirrored limb. by_chance: how many would be, did the wrong ones land anywhere."""
+
+    mirrored: int
+    by_chance: float
+
+
+def count_mirrored(mirror: Mirror, truth: FloatArray, landed: FloatArray, target: FloatArray) -> MirrorCount:
+    """Count the matches that belong at truth (M, 3), landed at (M, 3), and should have done so on the other side.
+
+    A match counts if it is wrong, landed within 0.15 m of its mirror image and nearer to that than to the truth, and
+    the way between the two along the surface is over 0.3 m. target: (T, 3), where wrong matches may land: the share of
+    it around the mirror image is what chance gives.
+    """
+    if len(truth) == 0:
+        return MirrorCount(0, 0.0)
+    nearest = cKDTree(mirror.places).query(truth)[1]
+    image, miss = mirror.images[nearest], np.linalg.norm(landed - truth, axis=1)
+    doubtful = (miss > WRONG) & (mirror.ways[nearest] > AWAY)
+    there = np.linalg.norm(landed - image, axis=1) < np.minimum(NEAR, miss)
+    around = cKDTree(target).query_ball_point(image[doubtful], NEAR, return_length=True)
+    return MirrorCount(int((doubtful & there).sum()), float(np.sum(around)) / max(len(target), 1))
+
+
+def find_mirror(body: FloatArray, limits: Limits | None = None) -> Mirror | None:
+    """The mirror map of a body (N, 3), metres, or None where its two sides are not alike enough to say."""
+    limits = limits or Limits()
+    places, distance = _distances(body)
+    if not FEWEST_PLACES <= len(places) <= MOST_PLACES:
+        return None
+    signature = _signature(distance)
+    best, image = 0.0, None
+    for swap in _tip_swaps(distance, _tips(distance))[:TRIED]:
+        tried = _refine(distance, signature, _extend(distance, signature, swap))
+        if (quality := _quality(distance, signature, tried, limits)) > best:
+            best, image = quality, tried
+    return None if image is None else Mirror(places, places[image], distance[np.arange(len(image)), image])
+
+
+def _distances(body: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Even points (n, 3) of the body's largest part, and the ways between them along the surface (n, n)."""
+    graph = build_graph(body, SURFACE)
+    edges = _bridged(graph.nodes, graph.edges)
+    length = np.linalg.norm(graph.nodes[edges[:, 0]] - graph.nodes[edges[:, 1]], axis=1)
+    links = sparse.coo_matrix((length, tuple(edges.T)), shape=(len(graph.nodes),) * 2).tocsr()
+    part = connected_components(links, directed=False)[1]
+    own = np.flatnonzero(part == np.bincount(part).argmax())
+    return graph.nodes[own], dijkstra(links[own][:, own], directed=False)
+
+
+def _bridged(nodes: FloatArray, edges: IntArray) -> IntArray:
+    """The edges, and the shortest step from the largest part to the next, again and again while it is short enough."""
+    while True:
+        links = sparse.coo_matrix((np.ones(len(edges)), tuple(edges.T)), shape=(len(nodes),) * 2)
+        part = connected_components(links, directed=False)[1]
+        largest = part == np.bincount(part).argmax()
+        inside, outside = np.flatnonzero(largest), np.flatnonzero(~largest)
+        if len(outside) == 0:
+            return edges
+        gap, nearest = cKDTree(nodes[inside]).query(nodes[outside])
+        if gap.min() > BRIDGE:
+            return edges
+        step = [inside[nearest[gap.argmin()]], outside[gap.argmin()]]
+        edges = np.concatenate([edges, [step]])
+
+
+def _signature(distance: FloatArray) -> FloatArray:
+    """(n, 4) what the mirror keeps at each point: areas of discs around it and its mean distance, standardised."""
+    size = distance.max()
+    columns = [(distance < radius * size).mean(axis=1) for radius in SIGNATURE_RADII]
+    values = np.log(np.stack([*columns, distance.mean(axis=1)], axis=1))
+    return (values - values.mean(axis=0)) / np.maximum(values.std(axis=0), 1e-12)
+
+
+def _tips(distance: FloatArray) -> list[int]:
+    """The ends of limbs: points farther from everything, on average, than all points around them."""
+    mean, near = distance.mean(axis=1), distance < TIP_RADIUS * distance.max()
+    highest = np.flatnonzero(mean >= np.where(near, mean, 0).max(axis=1))
+    return [int(tip) for tip in highest[np.argsort(-mean[highest])][:MOST_TIPS]]
+
+
+def _tip_swaps(distance: FloatArray, tips: Sequence[int]) -> list[Swap]:
+    """Swaps of tips that keep their distances, those with most pairs first, then with most tips, then the truest."""
+    ranked = []
+    for swap in _partial_swaps(tips):
+        fixed = sum(tip == other for tip, other in swap)
+        pairs = (len(swap) - fixed) // 2
+        # Left and right leave the head, or a tail, where it is; front and rear of an animal, or a sheet's ends, do not.
+        if pairs == 0 or fixed == 0:
+            continue
+        before, after = zip(*swap, strict=True)
+        change = np.abs(distance[np.ix_(before, before)] - distance[np.ix_(after, after)]).mean() / distance.max()
+        if change < TIP_TOLERANCE:
+            ranked.append((4 * pairs + fixed - change / TIP_TOLERANCE, swap))
+    return [swap for _, swap in sorted(ranked, key=lambda item: -item[0])]
+
+
+def _partial_swaps(tips: Sequence[int]) -> Iterator[Swap]:
+    """Every way to pair some of the tips, keep some and leave the others out (the camera may not have seen a foot)."""
+    if not tips:
+        yield []
+        return
+    first, rest = tips[0], list(tips[1:])
+    for swap in _partial_swaps(rest):
+        yield swap
+        yield [(first, first), *swap]
+    for other in rest:
+        for swap in _partial_swaps([tip for tip in rest if tip != other]):
+            yield [(first, other), (other, first), *swap]
+
+
+def _extend(distance: FloatArray, signature: FloatArray, swap: Swap) -> IntArray:
+    """(n,) each point's image: as far from the swapped tips as the point is from the tips, in like surroundings."""
+    before, after = (list(tips) for tips in zip(*swap, strict=True))
+    surroundings = SIGNATURE_WEIGHT * distance.max() * signature
+    from_after = np.concatenate([distance[:, after], surroundings], axis=1)
+    from_before = np.concatenate([distance[:, before], surroundings], axis=1)
+    return cKDTree(from_after).query(from_before)[1]
+
+
+def _refine(distance: FloatArray, signature: FloatArray, image: IntArray) -> IntArray:
+    """The same with many points and their images in place of the few tips; those that do not fold back are left out."""
+    every = np.arange(len(image))
+    for _ in range(REFINEMENTS):
+        steady = every[distance[every, image[image]] <= 0.05 * distance.max()]
+        known = steady[:: max(len(steady) // LANDMARKS, 1)]
+        if len(known) < 3:
+            return image
+        image = _extend(distance, signature, [(int(point), int(image[point])) for point in known])
+    return image
+
+
+def _quality(distance: FloatArray, signature: FloatArray, image: IntArray, limits: Limits) -> float:
+    """0 for a map that is no mirror; else more the more it moves (arms and legs rather than arms alone) and keeps."""
+    size, every = distance.max(), np.arange(len(image))
+    distortion = float(np.quantile(np.abs(distance[np.ix_(image, image)] - distance), 0.9)) / size
+    moved = distance[every, image] > 0.1 * size
+    fold = np.median(distance[every, image[image]]) / size
+    if moved.mean() < limits.moved or distortion > limits.distortion or fold > limits.fold:
+        return 0.0
+    alike = _likeness(signature[moved], signature[image[moved]]) >= limits.likeness
+    return float(moved.mean() + 10 * (limits.distortion - distortion)) if alike else 0.0
+
+
+def _likeness(first: FloatArray, second: FloatArray) -> float:
+    """The mean correlation of the disc areas of points with those of their images."""
+    areas = range(len(SIGNATURE_RADII))
+    with np.errstate(invalid="ignore"):
+        return float(np.mean([np.corrcoef(first[:, i], second[:, i])[0, 1] for i in areas]))

@@ -141,7 +141,7 @@ class Matcher:
         """network and card as `network.weights.load` gives them; device: auto, cpu, cuda or cuda:i."""
         self.device = choose_device(device)
         if self.device.type == "cpu":
-            keep_freed_memory()
+            keep_freed_memory(large=network.config.normalisation == "joint")
         self.network = network.to(self.device).eval()
         self.card, self.config = card, network.config
         self.settings = settings or MatcherSettings()

@@ -233,4 +233,4 @@ def test_every_variant_that_needs_a_training_has_one_that_can_be_built() -> None
         assert len(lines) == len(ablation.OTHER_WEIGHTS)
         for line in lines:
             args = parser.parse_args(shlex.split(line.partition("lepard train ")[2]))
-            Lepard(training.network_settings(args.preset, args.set))
+            training.starting_network(args)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lepard_ros.cloud import grid as grid_module
 from lepard_ros.cloud.grid import grid_subsample
 from lepard_ros.cloud.neighbours import _neighbours_brute, radius_neighbours
-from lepard_ros.cloud.normals import estimate_normals
+from lepard_ros.cloud.normals import estimate_normals, smallest_eigenvector
 from lepard_ros.cloud.pyramid import PyramidShape, build_pyramid, stack_pyramids
 
 SHAPE = PyramidShape(grid=0.1, radius=2.5, limits=(12, 12, 12, 12), normals=True)
@@ -72,6 +72,27 @@ def test_normals_of_a_plane_look_at_the_viewpoint() -> None:
     expected = torch.nn.functional.normalize(torch.tensor([-0.3, 0.0, 1.0]), dim=0)
     torch.testing.assert_close(normals, expected.expand_as(normals), atol=1e-3, rtol=0)
     assert variation.max() < 1e-5
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 1000),
+    st.tuples(*[st.sampled_from([0.0, 1e-9, 1e-4, 0.3, 1.0])] * 3),
+    st.sampled_from([1e-8, 1.0, 1e4]),
+)
+def test_the_smallest_eigenvector_is_that_of_eigh(seed: int, lengths: tuple[float, float, float], scale: float) -> None:
+    """Planes, lines, balls, single points: where the direction is not unique, the value along it must still be."""
+    values = torch.tensor(sorted(lengths), dtype=torch.float64) * scale
+    axes = torch.linalg.qr(torch.randn(5, 3, 3, generator=torch.Generator().manual_seed(seed)).double())[0]
+    matrices = axes * values @ axes.transpose(1, 2)
+    moments = matrices.flatten(1)[:, [0, 1, 2, 4, 5, 8]].T
+    smallest, direction, trace = smallest_eigenvector(moments)
+    tolerance = 1e-7 * scale
+    torch.testing.assert_close(smallest, values[0].expand(5), atol=tolerance, rtol=0)
+    torch.testing.assert_close(trace, values.sum().expand(5), atol=tolerance, rtol=1e-12)
+    torch.testing.assert_close(direction.norm(dim=1), torch.ones(5, dtype=torch.float64))
+    along = torch.einsum("bi,bij,bj->b", direction, matrices, direction)
+    torch.testing.assert_close(along, values[0].expand(5), atol=tolerance, rtol=0)
 
 
 def test_stacked_pyramids_keep_every_neighbour() -> None:

@@ -18,7 +18,7 @@ from lepard_ros.network.fine import best_partners, coarse_prior
 from lepard_ros.network.lepard import Lepard, pad_clouds, split_pairs
 from lepard_ros.network.matching import dual_softmax, select_matches, sinkhorn
 from lepard_ros.network.position import RotaryCode
-from lepard_ros.network.procrustes import RigidFit, robust_procrustes, soft_procrustes, weighted_procrustes
+from lepard_ros.network.procrustes import RigidFit, largest, robust_procrustes, soft_procrustes, weighted_procrustes
 
 TINY_PAPER = LepardConfig(
     grid=0.1, width=16, feature_dim=48, neighbour_limits=(12, 12, 12, 12), max_condition_number=1e9
@@ -79,6 +79,13 @@ def test_procrustes_equals_scipy(seed: int) -> None:
 def test_procrustes_of_collinear_points_has_an_infinite_condition() -> None:
     line = torch.linspace(0, 1, 20)[None, :, None] * torch.tensor([1.0, 2, 3])
     assert weighted_procrustes(line, line, torch.ones(1, 20)).condition > 1e4
+
+
+@pytest.mark.parametrize(("count", "k"), [(64, 3), (5000, 1), (5000, 20), (5000, 60), (5037, 12), (7, 7)])
+def test_the_largest_values_are_found_without_sorting_all(count: int, k: int) -> None:
+    values = random(count)
+    values[-3:] += 9  # beyond the last whole block
+    assert largest(values, k).tolist() == values.topk(k).indices.tolist()
 
 
 def test_robust_procrustes_ignores_wrong_matches() -> None:
@@ -236,7 +243,9 @@ def test_select_matches() -> None:
 
 def test_best_partners_are_those_of_the_whole_table() -> None:
     """In pieces or at once, guided or not: the row's softmax, less what the column has better."""
+    # 90 columns are not a whole number of blocks; the last one, which fills them up, is made the best of some rows.
     x, y, rows, columns = random(150, 8), random(8, 90), torch.arange(150) % 11, torch.arange(90) % 8
+    y[:, -1] *= 3
     prior = coarse_prior(random(10, 7).sigmoid(), torch.tensor(0.7))
     for table, guide in ((x @ y, ()), (x @ y + prior[rows][:, columns], (prior, rows, columns))):
         partner, confidence = best_partners(x, y, *guide)

@@ -67,13 +67,28 @@ def test_mutual_matches_by_hand() -> None:
 
 
 def test_settings_of_a_preset_can_be_changed() -> None:
-    changed = command.network_settings(
-        "small_rigid", ["matching=sinkhorn", 'layers=["self","cross"]', "entangled=true"]
-    )
+    changed = command.changed(SMALL_RIGID, ["matching=sinkhorn", 'layers=["self","cross"]', "entangled=true"])
     assert (changed.matching, changed.layers, changed.entangled) == ("sinkhorn", ("self", "cross"), True)
     for wrong, word in (("matching", "value"), ("colour=red", "colour"), ("matching=guess", "matching")):
         with pytest.raises(InputError, match=word):
-            command.network_settings("small_rigid", [wrong])
+            command.changed(SMALL_RIGID, [wrong])
+
+
+def test_weights_to_begin_with_keep_their_mode_unless_a_preset_is_asked_for() -> None:
+    parser = ArgumentParser()
+    command.add_arguments(parser)
+
+    def start(*options: str) -> tuple[Lepard, str]:
+        return command.starting_network(parser.parse_args(["--data", "x", *options]))
+
+    (network, mode), shipped = start("--init", "deformable"), load("deformable")[0]
+    assert mode == "deformable" and network.config == shipped.config
+    assert all(torch.equal(a, b) for a, b in zip(network.parameters(), shipped.parameters(), strict=True))
+    network, mode = start("--init", "rigid", "--preset", "small_deformable")
+    assert mode == "deformable" and network.config.grid == shipped.config.grid
+    assert start()[1] == "rigid"
+    with pytest.raises(InputError, match="other sizes"):
+        start("--init", "rigid", "--set", "fine_dim=48")
 
 
 def test_descriptor_loss_by_hand() -> None:

@@ -1,7 +1,12 @@
 """Surface normals from neighbours, turned towards where the sensor stood."""
 
+import math
+
 import torch
 from torch import Tensor
+
+# A direction is read off the closed form where the two smaller eigenvalues differ by at least this share of the trace.
+CLEAR = 1e-6
 
 
 def estimate_normals(points: Tensor, neighbours: Tensor, viewpoint: Tensor) -> tuple[Tensor, Tensor]:
@@ -11,10 +16,9 @@ def estimate_normals(points: Tensor, neighbours: Tensor, viewpoint: Tensor) -> t
     Returns normals (N, 3) of length 1 on the viewpoint's side, and the surface variation (N,) in [0, 1/3]:
     the smallest eigenvalue's share.
     """
-    covariance = _neighbour_covariance(points, neighbours)
-    values, vectors = torch.linalg.eigh(covariance)
-    variation = values[:, 0].clamp_min(0) / values.sum(1).clamp_min(1e-12)
-    return orient(vectors[:, :, 0], points, viewpoint), variation
+    smallest, vectors, trace = smallest_eigenvector(_neighbour_covariance(points, neighbours))
+    variation = smallest.clamp_min(0) / trace.clamp_min(1e-12)
+    return orient(vectors.to(points.dtype), points, viewpoint), variation.to(points.dtype)
 
 
 def orient(normals: Tensor, points: Tensor, viewpoint: Tensor) -> Tensor:
@@ -23,11 +27,44 @@ def orient(normals: Tensor, points: Tensor, viewpoint: Tensor) -> Tensor:
     return torch.where(away, -normals, normals)
 
 
+def smallest_eigenvector(moments: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The smallest eigenvalue (N,), its direction (N, 3) of length 1, and the trace (N,) of symmetric matrices.
+
+    moments: (6, N): xx, xy, xz, yy, yz, zz. By the trigonometric solution of the cubic, in double, which takes a
+    third of the time of `eigh` on a batch of small matrices; `eigh` is left the few whose direction is not clear.
+    """
+    xx, xy, xz, yy, yz, zz = moments.double()
+    trace = xx + yy + zz
+    mean = trace / 3
+    a, b, c = xx - mean, yy - mean, zz - mean
+    spread = ((a * a + b * b + c * c + 2 * (xy * xy + xz * xz + yz * yz)) / 6).sqrt()
+    determinant = a * (b * c - yz * yz) - xy * (xy * c - yz * xz) + xz * (xy * yz - b * xz)
+    angle = torch.acos((determinant / (2 * spread**3).clamp_min(1e-300)).clamp(-1, 1)) / 3
+    smallest = mean + 2 * spread * torch.cos(angle + 2 * math.pi / 3)
+    # Two rows of the matrix less its eigenvalue span the plane across the direction: the largest product is the best.
+    a, b, c = xx - smallest, yy - smallest, zz - smallest
+    first = torch.stack([xy * yz - xz * b, xz * xy - a * yz, a * b - xy * xy])
+    second = torch.stack([xy * c - xz * yz, xz * xz - a * c, a * yz - xy * xz])
+    third = torch.stack([b * c - yz * yz, yz * xz - xy * c, xy * yz - b * xz])
+    squares = torch.stack([product.square().sum(0) for product in (first, second, third)])
+    best = torch.where(squares[0] >= squares[1], first, second)
+    best = torch.where(squares[2] > squares[:2].amax(0), third, best)
+    length = best.square().sum(0).sqrt()
+    vectors = (best / length.clamp_min(1e-300)).T.contiguous()
+    unclear = (length <= CLEAR * trace.square()).nonzero()[:, 0]
+    if len(unclear):
+        full = moments.double()[[0, 1, 2, 1, 3, 4, 2, 4, 5]][:, unclear].T.reshape(-1, 3, 3)
+        vectors[unclear] = torch.linalg.eigh(full)[1][:, :, 0]
+    return smallest, vectors, trace
+
+
 def _neighbour_covariance(points: Tensor, neighbours: Tensor) -> Tensor:
-    """(N, 3, 3) covariance of every point's neighbours; a missing neighbour counts for nothing."""
-    present = (neighbours < len(points)).to(points.dtype)[..., None]
-    offsets = (points[neighbours.clamp_max(len(points) - 1)] - points[:, None]) * present
-    count = present.sum(1).clamp_min(1)
-    mean = offsets.sum(1) / count
-    second = offsets.transpose(1, 2) @ offsets / count[..., None]
-    return second - mean[:, :, None] * mean[:, None, :]
+    """(6, N) covariance xx, xy, xz, yy, yz, zz of every point's neighbours; a missing one counts for nothing."""
+    present = neighbours < len(points)
+    index = neighbours.clamp_max(len(points) - 1).flatten()
+    share = present / present.sum(1, keepdim=True).clamp_min(1)
+    axes = [axis.index_select(0, index).view_as(neighbours) - axis[:, None] for axis in points.T.contiguous()]
+    weighted = [axis * share for axis in axes]
+    means = [axis.sum(1) for axis in weighted]
+    pairs = ((0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2))
+    return torch.stack([(weighted[i] * axes[j]).sum(1) - means[i] * means[j] for i, j in pairs])

@@ -41,8 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--preset",
         choices=sorted(PRESETS),
-        default="small_rigid",
-        help="sizes of a new network (default %(default)s)",
+        help="sizes and mode of the network (default those of --init, else small_rigid)",
     )
     add(
         "--set",
@@ -87,9 +86,7 @@ def run(args: argparse.Namespace) -> int:
     """Train until --steps; resumes from OUT/checkpoint.pt when it is there."""
     rank, world = start_processes(args.device)
     torch.manual_seed(args.seed)
-    network = Lepard(network_settings(args.preset, args.set))
-    if args.init:
-        network = adopt(load(args.init)[0], network.config, args.preset)
+    network, args.mode = starting_network(args)
     trainer = Trainer(network, settings_of(args), args.device)
     checkpoint = args.out / "checkpoint.pt"
     if checkpoint.exists():
@@ -123,9 +120,24 @@ def settings_of(args: argparse.Namespace) -> TrainingSettings:
     return replace(settings, weight_decay=1e-6) if args.optimiser == "sgd" else settings
 
 
-def network_settings(preset: str, changes: list[str]) -> LepardConfig:
-    """The preset's settings with changes of the form name=value, where a value is JSON or a plain word."""
-    values = PRESETS[preset].to_dict()
+def starting_network(args: argparse.Namespace) -> tuple[Lepard, str]:
+    """The network to begin with, and whether it is for rigid or deformable scenes.
+
+    Weights of --init keep their own sizes and mode unless a preset is asked for.
+    """
+    initial, card = load(args.init) if args.init else (None, None)
+    if card is not None and args.preset is None:
+        config, mode = card.config, card.mode
+    else:
+        preset = args.preset or "small_rigid"
+        config, mode = PRESETS[preset], "deformable" if "deformable" in preset else "rigid"
+    config = changed(config, args.set)
+    return (Lepard(config) if initial is None else adopt(initial, config)), mode
+
+
+def changed(config: LepardConfig, changes: list[str]) -> LepardConfig:
+    """The settings with changes of the form name=value, where a value is JSON or a plain word."""
+    values = config.to_dict()
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:
@@ -137,14 +149,14 @@ def network_settings(preset: str, changes: list[str]) -> LepardConfig:
     return LepardConfig.from_dict(values)
 
 
-def adopt(network: Lepard, config: LepardConfig, preset: str) -> Lepard:
-    """Weights for the preset's grid: everything in the network is measured in cells, so that they carry over."""
+def adopt(network: Lepard, config: LepardConfig) -> Lepard:
+    """Weights for another grid: everything in the network is measured in cells, so that they carry over."""
     adopted = Lepard(config)
     try:
         adopted.load_state_dict(network.state_dict())
     except RuntimeError:
         raise InputError(
-            f"the weights of --init have other sizes than --preset {preset}: choose the preset they had."
+            "the weights of --init have other sizes than --preset or --set ask for: leave those out."
         ) from None
     return adopted
 
@@ -154,17 +166,12 @@ def make_stream(args: argparse.Namespace, network: Lepard, rank: int) -> RoomStr
     for folder in args.data:
         if not folder.is_dir():
             raise InputError(f"there is no data folder {str(folder)!r}: make one with `lepard synthesise rooms`.")
-    if is_deformable(args):
+    if args.mode == "deformable":
         return DeformableStream(args.data, network, seed=args.seed, rank=rank, lanes=args.pairs)
     if is_official_3dmatch(args.data[0]):
         return OfficialStream(args.data[0], network, seed=args.seed, rank=rank, lanes=args.pairs)
     folders = [prepare_scans(folder, args.out) if is_scan_folder(folder) else folder for folder in args.data]
     return RoomStream(folders, network, seed=args.seed, rank=rank, lanes=args.pairs)
-
-
-def is_deformable(args: argparse.Namespace) -> bool:
-    """Whether the preset is for scenes that bend."""
-    return "deformable" in args.preset
 
 
 def report(log: Log, step: int, row: dict[str, float], pairs: int) -> None:
@@ -181,14 +188,13 @@ def report(log: Log, step: int, row: dict[str, float], pairs: int) -> None:
 def check(trainer: Trainer, args: argparse.Namespace, log: Log) -> None:
     """Validate the averaged weights, write them with their card, and draw the curves."""
     network = trainer.averaged_network()
-    validation = deformable_samples if is_deformable(args) else samples
+    validation = deformable_samples if args.mode == "deformable" else samples
     pairs = validation.validation_pairs(args.data, network, args.validation_pairs)
     table = validate(network, list(pairs), trainer.settings.objective)
     log.write({"step": trainer.step_number, **table})
     sys.stdout.write("  ".join(f"{key} {value:.3f}" for key, value in table.items()) + "\n")
     sys.stdout.flush()
     training = {"steps": trainer.step_number, "data": [folder.name for folder in args.data]}
-    mode = "deformable" if is_deformable(args) else "rigid"
-    card = Card(name=args.out.name, config=network.config, mode=mode, training=training, scores=table)
+    card = Card(name=args.out.name, config=network.config, mode=args.mode, training=training, scores=table)
     save(network, card, args.out / "weights", half=True)
     log.draw(args.out / "curves.png")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ Result = TypeVar("Result")
 HELP = "Synthesise deformable pairs: creatures, people, hands, cloth, soft things (4DMatch format)."
 VALIDATION_SEEDS = 100
 ATTEMPTS = 5
+_worker: dict[str, Callable[[Any], Any]] = {}  # what this worker process was started for
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -140,8 +141,17 @@ def _map(function: Callable[[Item], Result], items: list[Item], processes: int) 
     if processes <= 1:
         yield from map(function, items)
         return
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        yield from pool.imap_unordered(function, items)
+    # The function is sent to each process once: it carries the models, which took longer to send than a pair to make.
+    with multiprocessing.get_context("spawn").Pool(processes, _set_function, (function,)) as pool:
+        yield from pool.imap_unordered(_call_function, items)
+
+
+def _set_function(function: Callable[[Any], Any]) -> None:
+    _worker["function"] = function
+
+
+def _call_function(item: Any) -> Any:
+    return _worker["function"](item)
 
 
 def _progress(results: Iterator[Result], total: int) -> Iterable[Result]:

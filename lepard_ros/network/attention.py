@@ -27,7 +27,15 @@ class AttentionLayer(nn.Module):
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
         message = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         message = self.norm1(self.merge(message.transpose(1, 2).flatten(2)))
-        return x + self.norm2(self.mlp(torch.cat([x, message], dim=-1)))
+        return x + self.norm2(self._mlp(x, message))
+
+    def _mlp(self, x: Tensor, message: Tensor) -> Tensor:
+        """MLP(cat[x, message]) without the copy: the first product is the sum of two halves."""
+        first, _, last = self.mlp
+        assert isinstance(first, nn.Linear) and isinstance(last, nn.Linear)
+        own, other = first.weight.T.split(x.shape[-1])
+        hidden = (x.flatten(0, 1) @ own).addmm_(message.flatten(0, 1), other)
+        return last(F.relu_(hidden)).view_as(x)
 
 
 def project(linear: nn.Linear, x: Tensor, code: PositionCode | None) -> Tensor:

@@ -31,10 +31,12 @@ class Matching(nn.Module):
         x, y = self.src_proj(x), self.src_proj(y)
         x = x if x_code is None else x_code.apply(x)
         y = y if y_code is None else y_code.apply(y)
-        scores = x @ y.transpose(1, 2) / x.shape[-1]
-        if self.config.matching == "sinkhorn":
+        transport = self.config.matching == "sinkhorn"
+        scale = 1 / (x.shape[-1] * (1 if transport else self.config.temperature))
+        scores = (x * scale) @ y.transpose(1, 2)
+        if transport:
             return sinkhorn(scores, self.bin_score, self.config.sinkhorn_iterations, x_mask, y_mask)
-        return dual_softmax(scores / self.config.temperature, x_mask, y_mask)
+        return dual_softmax(scores, x_mask, y_mask)
 
 
 def dual_softmax(scores: Tensor, x_mask: Tensor, y_mask: Tensor) -> Tensor:

@@ -5,6 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+# Values of a table of confidences whose largest is looked at first when the most confident ones are sought.
+BLOCK = 64
+
 
 class RigidFit(NamedTuple):
     """rotation (B, 3, 3), translation (B, 3, 1), source to target; condition (B,), inf where it is undefined."""
@@ -29,11 +32,27 @@ def soft_procrustes(confidence: Tensor, source: Tensor, target: Tensor, counts: 
 def top_matches(confidence: Tensor, source: Tensor, target: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """The k most confident matches of each pair: weights (B, k), source (B, k, 3), target (B, k, 3) points."""
     flat = confidence.flatten(1)
-    weights, index = flat.topk(min(k, flat.shape[1]), dim=1)
+    with torch.no_grad():
+        index = torch.stack([largest(table, min(k, flat.shape[1])) for table in flat])
+    weights = flat.gather(1, index)
     row, column = torch.div(index, confidence.shape[2], rounding_mode="floor"), index % confidence.shape[2]
     x = source.gather(1, row[..., None].expand(-1, -1, 3))
     y = target.gather(1, column[..., None].expand(-1, -1, 3))
     return weights, x, y
+
+
+def largest(values: Tensor, k: int) -> Tensor:
+    """Indices (k,) of the k largest of the values (n,), largest first.
+
+    Without sorting them all: k of the blocks have a maximum of at least the k-th largest maximum, so that nothing below
+    that can be among the k largest values.
+    """
+    whole = len(values) // BLOCK * BLOCK
+    if whole // BLOCK < 2 * k:
+        return values.topk(k).indices
+    bound = values[:whole].view(-1, BLOCK).amax(1).topk(k).values[-1]
+    candidates = (values >= bound).nonzero()[:, 0]
+    return candidates[values[candidates].topk(k).indices]
 
 
 def weighted_procrustes(x: Tensor, y: Tensor, weights: Tensor, epsilon: float = 1e-12) -> RigidFit:

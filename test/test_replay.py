@@ -30,7 +30,8 @@ def bag(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def output(bag: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("out")
-    assert cli.main(["replay", str(bag), "--weights", "fpfh", "--output", str(folder)]) == 0
+    arguments = ["replay", str(bag), "--weights", "fpfh", "--output", str(folder), "--report", str(folder / "page")]
+    assert cli.main(arguments) == 0
     return folder
 
 
@@ -53,6 +54,29 @@ def test_pictures_map_and_summary_are_there(output: Path) -> None:
         assert (output / name).stat().st_size > 1000, name
     text = (output / "summary.txt").read_text()
     assert "ATE RMSE" in text and "100.0 % with a pose" in text and "false poses   0" in text
+
+
+def test_the_page_of_a_replay_stands_alone(output: Path) -> None:
+    page = (output / "page" / "index.html").read_text()
+    assert page.count("<img") >= 4 and 'src="data:image/png;base64,' in page and 'src="/' not in page
+    for words in ("ATE RMSE", "100.0 % with a pose", "<td>track</td>", "Error, agreement and state"):
+        assert words in page
+
+
+@pytest.mark.parametrize("kind", ["file", "tf"])
+def test_the_truth_may_be_a_file_or_tf(bag: Path, output: Path, tmp_path: Path, kind: str, capsys) -> None:
+    """A bag without TF says so; a file in TUM format is read instead of the bag's topic."""
+    shifted = read_tum(output / "truth.tum")
+    shifted.poses[:, 0, 3] *= 1.5
+    write_tum(tmp_path / "shifted.tum", shifted)
+    truth = str(tmp_path / "shifted.tum") if kind == "file" else "TF"
+    arguments = ["evaluate", "bag", str(bag), "--weights", "fpfh", "--no-pictures", "--output", str(tmp_path / "out")]
+    assert cli.main([*arguments, "--truth", truth]) == (0 if kind == "file" else 2)
+    if kind == "file":
+        written = read_tum(tmp_path / "out" / "truth.tum")
+        assert np.allclose(written.poses, shifted.poses, atol=1e-6)
+    else:
+        assert "no moving transform above 'camera_depth_optical_frame'" in capsys.readouterr().err
 
 
 def test_a_replay_repeats_itself_exactly(bag: Path, output: Path, tmp_path: Path) -> None:

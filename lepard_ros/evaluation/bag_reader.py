@@ -16,7 +16,7 @@ from lepard_ros.cloud.depth_image import camera_from_info, decode_depth
 from lepard_ros.cloud.pointcloud2 import decode_points
 from lepard_ros.errors import InputError
 from lepard_ros.evaluation.bag_writer import TRUTH_TOPIC, import_rosbags
-from lepard_ros.evaluation.trajectories import Trajectory, interpolate, poses_from_rows
+from lepard_ros.evaluation.trajectories import Trajectory, interpolate, poses_from_rows, read_tum
 
 CLOUD = "sensor_msgs/msg/PointCloud2"
 IMAGE = "sensor_msgs/msg/Image"
@@ -102,20 +102,30 @@ class Bag:
             yield from self._depth_frames(topic)
 
     def truth_topic(self, wanted: str | None = None) -> str | None:
-        """The topic with the true poses: the wanted one, else /ground_truth; None leaves it to TF."""
+        """The topic with the true poses: the wanted one, else /ground_truth; None leaves it to TF or to a file."""
         topics = self.topics()
         if wanted is None and TRUTH_TOPIC in topics:
             wanted = TRUTH_TOPIC
-        if wanted is None:
+        if wanted is None or wanted.upper() == "TF" or (wanted not in topics and Path(wanted).is_file()):
             return None
         if topics.get(wanted, ("",))[0] not in (*_TRUTH_TYPES, TF):
-            raise InputError(f"{self.path} has no poses on {wanted}; it holds {self._found()}.")
+            raise InputError(f"{self.path} has no poses on {wanted}, nor is that a file; it holds {self._found()}.")
         return wanted if topics[wanted][0] != TF else None
 
     def truth(self, frame_id: str, wanted: str | None = None) -> Trajectory | None:
-        """The true path of the sensor: from the wanted topic, else from /ground_truth, else from TF, else None."""
+        """The true path of the sensor: from the wanted topic, from TF or from a file in TUM format.
+
+        Without a wish from /ground_truth, else from TF, else None.
+        """
         topic = self.truth_topic(wanted)
-        return self._tf_chain(frame_id) if topic is None else self._pose_topic(topic)
+        if topic is not None:
+            return self._pose_topic(topic)
+        if wanted is not None and wanted not in self.topics() and wanted.upper() != "TF":
+            return read_tum(Path(wanted))
+        path = self._tf_chain(frame_id)
+        if path is None and wanted is not None:
+            raise InputError(f"{self.path} has no moving transform above {frame_id!r}; it holds {self._found()}.")
+        return path
 
     def _filled(self, topic: str) -> str:
         if not self.topics()[topic][1]:

@@ -32,6 +32,7 @@ Reads clouds (or depth images with camera info) from a rosbag2 (mcap, sqlite3) o
 writes to the output folder: trajectory.tum (as published), corrected.tum (after loop closures), status.csv, map.ply,
 pictures, and with a truth in the bag (a pose topic, odometry or TF) its error, ATE and RPE."""
 
+TRUTH_HELP = "true poses: a topic, TF, or a file in TUM format (default: /ground_truth if it is there, else TF)"
 FALSE_POSE = 0.5  # metres: a pose that is further from the truth than this, and was published, is a false one
 EXAMPLES = 4
 STATUS_COLUMNS = (
@@ -76,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bag", type=Path, help="rosbag2 directory, .mcap, .db3 or ROS 1 .bag")
     parser.add_argument("--output", type=Path, default=Path("replay_output"), help="folder (default replay_output)")
     parser.add_argument("--topic", help="of the clouds or depth images (default: the only one there is)")
-    parser.add_argument("--truth", help="topic with the true poses (default /ground_truth, else TF)")
+    parser.add_argument("--truth", metavar="TOPIC|TF|FILE", help=TRUTH_HELP)
     parser.add_argument("--weights", default="rigid", help="rigid, a .safetensors file, or fpfh for no network")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default auto)")
     parser.add_argument("--grid", type=float, help="metres between matched points (default: as the weights)")
@@ -88,6 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--localise", action="store_true", help="do not add to the map")
     parser.add_argument("--fallback", choices=("none", "fpfh"), default="none", help="when all matches are refused")
     parser.add_argument("--no-pictures", action="store_true", help="write no pictures")
+    parser.add_argument("--report", type=Path, metavar="DIR", help="write a self-contained page DIR/index.html")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -110,6 +112,10 @@ def run(args: argparse.Namespace) -> int:
         tracker.save(args.save_map)
     print(summary(replay, tracker))
     print(f"Written to {args.output}")
+    if args.report:
+        from lepard_ros.evaluation.report import replay_report
+
+        print(f"report: {replay_report(args.report, args.bag.name, replay, tracker)}")
     return 0
 
 
@@ -201,9 +207,9 @@ def write_results(replay: Replay, tracker: RigidTracker, output: Path, *, pictur
     if len(map_points):
         write_cloud(output / "map.ply", map_points)
     if pictures:
-        from lepard_ros.evaluation.replay_pictures import draw_replay
+        from lepard_ros.evaluation.replay_pictures import draw_replay, save_pictures
 
-        draw_replay(replay, map_points, error_of(replay), output)
+        save_pictures(draw_replay(replay, map_points, error_of(replay)), output)
 
 
 def write_status(path: Path, tracks: list[Track]) -> None:

@@ -1,7 +1,8 @@
 """Pictures of a replayed bag: the path against the truth, the error over time, matched pairs, the map from above."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,21 +25,35 @@ STATE_COLOURS = {
 MOST_LINES = 120
 
 
-def draw_replay(replay: "Replay", map_points: FloatArray, error: TrajectoryError | None, output: Path) -> list[Path]:
-    """Draw all pictures; returns their paths."""
+class Picture(NamedTuple):
+    """A drawn figure, the name of its file, and what it shows."""
+
+    name: str
+    figure: Any
+    caption: str
+
+
+def draw_replay(replay: "Replay", map_points: FloatArray, error: TrajectoryError | None) -> list[Picture]:
+    """All pictures of a replay."""
     plt = _pyplot()
     drawn = [
-        (output / "path.png", _draw_path(plt, replay, error)),
-        (output / "frames.png", _draw_frames(plt, replay, error)),
+        Picture("path.png", _draw_path(plt, replay, error), "The path of the sensor, and the true one if it is known."),
+        Picture("frames.png", _draw_frames(plt, replay, error), "Error, agreement and state of every frame."),
     ]
     if len(map_points):
-        drawn.append((output / "map.png", _draw_map(plt, replay, map_points)))
+        drawn.append(Picture("map.png", _draw_map(plt, replay, map_points), "The map, and the path in it."))
     for number, example in enumerate(replay.examples):
-        drawn.append((output / f"pair_{number}.png", _draw_pair(plt, example)))
-    for path, figure in drawn:
-        figure.savefig(path, dpi=130, bbox_inches="tight")
-        plt.close(figure)
-    return [path for path, _ in drawn]
+        caption = f"Frame at {example.stamp - replay.tracks[0].stamp:.1f} s: matches that agree blue, others red."
+        drawn.append(Picture(f"pair_{number}.png", _draw_pair(plt, example), caption))
+    for picture in drawn:
+        plt.close(picture.figure)  # pyplot would keep it; it can still be saved
+    return drawn
+
+
+def save_pictures(drawn: Sequence[Picture], output: Path) -> None:
+    """Write the pictures to a folder."""
+    for picture in drawn:
+        picture.figure.savefig(output / picture.name, dpi=130, bbox_inches="tight")
 
 
 def _pyplot() -> Any:

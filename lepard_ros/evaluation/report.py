@@ -3,7 +3,7 @@
 import base64
 import html
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -31,6 +31,9 @@ from lepard_ros.evaluation.tables import (
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from lepard_ros.evaluation.replay import Replay
+    from lepard_ros.tracking.rigid import RigidTracker
 
 Record = dict[str, Any]
 
@@ -102,7 +105,7 @@ def _figure_html(figure: "Figure", caption: str) -> str:
     from PIL import Image
 
     drawn, buffer = io.BytesIO(), io.BytesIO()
-    figure.savefig(drawn, format="png")
+    figure.savefig(drawn, format="png", bbox_inches="tight")
     Image.open(drawn).convert("RGB").quantize(128).save(buffer, format="png", optimize=True)
     data = base64.b64encode(buffer.getvalue()).decode()
     text = html.escape(caption)
@@ -271,3 +274,33 @@ def _deformable_figures(path: Path, name: str) -> list[tuple["Figure", str]]:
         errors = np.linalg.norm(warped - pair.warped, axis=1)
         figures.append((pictures.warp_figure(pair.source, pair.target, warped, errors, title), f"{title}: the warp."))
     return figures
+
+
+# --- bags ------------------------------------------------------------------------------------------------------------
+
+
+def replay_report(directory: Path, name: str, replay: "Replay", tracker: "RigidTracker") -> Path:
+    """Write the page of a replayed bag: its figures, times per stage, path, errors, map, and matched pairs."""
+    from lepard_ros.evaluation.replay import error_of, summary
+    from lepard_ros.evaluation.replay_pictures import draw_replay
+
+    page = Page(f"Tracking of {name}")
+    page.text(f"{_made_with()} Every frame of the bag, in order.")
+    page.heading("Summary")
+    lines = [line.split("  ", 1) for line in summary(replay, tracker).splitlines()]
+    page.table([["what", "value"], *([first.strip(), second.strip()] for first, second in lines)])
+    page.heading("Time per frame")
+    page.table(_stage_rows([track.seconds for track in replay.tracks]))
+    page.heading("Pictures")
+    for picture in draw_replay(replay, tracker.map_points(0.02), error_of(replay)):
+        page.figure(picture.figure, picture.caption)
+    return page.write(directory)
+
+
+def _stage_rows(seconds: Sequence[Mapping[str, float]]) -> list[list[str]]:
+    """Wall milliseconds of every stage over the frames that had it; the first row is the header."""
+    rows = [["stage", "frames", "median ms", "95 % ms"]]
+    for stage in dict.fromkeys(name for own in seconds for name in own):
+        values = 1e3 * np.array([own[stage] for own in seconds if stage in own])
+        rows.append([stage, str(len(values)), f"{np.median(values):.0f}", f"{np.percentile(values, 95):.0f}"])
+    return rows

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lepard_ros.cloud.grid import grid_subsample
+from lepard_ros.cloud.grid import grid_subsample, occupied_cells
 from lepard_ros.cloud.pyramid import Pyramid, build_pyramid
 from lepard_ros.errors import InputError
 from lepard_ros.network.allocator import keep_freed_memory
@@ -210,7 +210,8 @@ class Matcher:
         own = self.settings.grid or self.config.grid
         if self.guided or self.settings.grid:
             return own
-        count = min(occupied_cells(checked_points(cloud), own) for cloud in clouds)
+        finite = (torch.from_numpy(checked_points(cloud)).to(self.device) for cloud in clouds)
+        count = min(occupied_cells(points, own) for points in finite)
         return own * float(np.clip(np.sqrt(count / GOOD_POINTS), FINEST, 1.0))
 
     def _bounded_pyramid(self, points: Tensor, eye: Tensor) -> Pyramid:
@@ -365,15 +366,6 @@ def choose_device(name: str) -> torch.device:
             f"device {name!r} was asked for, but this machine has {torch.cuda.device_count()} CUDA devices: use cpu."
         )
     return device
-
-
-def occupied_cells(points: NDArray[np.floating], grid: float) -> int:
-    """About how many cells of a grid (metres) the points (N, 3) occupy, from some 20,000 of them."""
-    if not len(points):
-        return 0
-    few = points[:: max(1, len(points) // 20_000)]
-    cells = np.floor((few - few.min(axis=0)) / grid).astype(np.int64)
-    return len(np.unique((cells[:, 0] << 42) + (cells[:, 1] << 21) + cells[:, 2]))
 
 
 def checked_points(points: PointsLike) -> NDArray[np.floating]:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lepard_ros.cloud import grid as grid_module
-from lepard_ros.cloud.grid import grid_subsample
+from lepard_ros.cloud.grid import grid_subsample, occupied_cells
 from lepard_ros.cloud.neighbours import _neighbours_brute, radius_neighbours
 from lepard_ros.cloud.normals import estimate_normals, smallest_eigenvector
 from lepard_ros.cloud.pyramid import PyramidShape, build_pyramid, stack_pyramids
@@ -34,9 +34,11 @@ def test_grid_is_the_barycentre_of_every_cell(seed: int, count: int, size: float
     dense_cells, grid_module.DENSE_CELLS = grid_module.DENSE_CELLS, 0 if sparse else grid_module.DENSE_CELLS
     try:
         ours = grid_subsample(points, size)[0].numpy()
+        occupied = occupied_cells(points, size)
     finally:
         grid_module.DENSE_CELLS = dense_cells
     expected = brute_grid(points.numpy(), size)
+    assert occupied == len(expected)
     np.testing.assert_allclose(np.array(sorted(ours.tolist())), expected, atol=1e-6)
 
 

@@ -22,6 +22,17 @@ def grid_subsample(points: Tensor, size: float, *values: Tensor) -> tuple[Tensor
     return tuple(means.split([3, *(value.shape[1] for value in values)], dim=1)) if values else (means,)
 
 
+def occupied_cells(points: Tensor, size: float) -> int:
+    """How many cells of this size (metres) the points (N, 3) occupy."""
+    if not len(points):
+        return 0
+    cells, count = _cell_numbers(points.T.contiguous(), size)
+    if count > DENSE_CELLS:
+        return len(torch.unique(cells))
+    occupied = torch.zeros(count, dtype=torch.bool, device=points.device)
+    return int(occupied.index_fill_(0, cells, True).sum())
+
+
 def _cell_numbers(axes: Tensor, size: float) -> tuple[Tensor, int]:
     """The number of every point's cell, (N,) int64, and how many cells the bounding box has. axes: (3, N)."""
     lowest = torch.floor(axes.amin(1, keepdim=True) / size) * size

@@ -29,12 +29,12 @@ class FilterSettings:
     rounds: of judging. With fewer matches than `fewest` nothing can be judged, and all are kept.
     """
 
-    neighbours: int = 12
-    radius: float = 0.25
-    tolerance: float = 0.03
+    neighbours: int = 48
+    radius: float = 0.4
+    tolerance: float = 0.02
     stretch: float = 0.15
-    landing: float = 0.06
-    least_trust: float = 0.4
+    landing: float = 0.04
+    least_trust: float = 0.6
     rounds: int = 10
     fewest: int = 8
 

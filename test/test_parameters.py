@@ -2,11 +2,14 @@
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from lepard_ros.errors import InputError
+from lepard_ros.ros import worker as worker_module
 from lepard_ros.ros.parameters import (
     NodeSettings,
     check_change,
@@ -167,6 +170,42 @@ def test_the_newest_item_wins_and_drops_are_counted() -> None:
     assert worker.stop(5)
     assert done == [0, 99]
     assert (worker.received, worker.processed, worker.dropped) == (100, 2, 98)
+
+
+@pytest.mark.parametrize(("period", "newer", "expected"), [(10.0, True, [0, 2]), (0.1, False, [0, 1])])
+def test_an_old_item_is_left_for_one_that_is_due_but_not_lost(
+    monkeypatch: pytest.MonkeyPatch, period: float, newer: bool, expected: list[int]
+) -> None:
+    """On a clock of our own: the worker gets free 50 ms after the second item, and the third is due."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(worker_module, "time", clock)
+    monkeypatch.setattr(worker_module, "SOON", 100.0)
+    begun, go_on, done = threading.Event(), threading.Event(), []
+
+    def process(item: int) -> None:
+        begun.set()
+        go_on.wait(5)
+        done.append(item)
+
+    worker = Worker(process, lambda item, error: None)
+    worker.offer(0)
+    assert begun.wait(5)
+    clock.now = period
+    worker.offer(1)
+    clock.now += 0.05
+    go_on.set()
+    wait_for(lambda: done == [0])
+    if newer:
+        worker.offer(2)
+    wait_for(lambda: len(done) == 2)
+    assert worker.stop(5)
+    assert done == expected
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def test_an_error_goes_to_its_handler_and_the_next_item_is_processed() -> None:

@@ -6,20 +6,26 @@ kept in runs/fuzz/<target>, and belongs into a test once it is understood.
 """
 
 import argparse
+import atexit
 import contextlib
+import functools
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from lepard_ros.errors import InputError
+
+if TYPE_CHECKING:
+    from lepard_ros.tracking.rigid import RigidTracker
 
 FOLDER = Path("runs/fuzz")
 LONGEST = 4096
@@ -44,7 +50,8 @@ def main(argv: list[str] | None = None) -> int:
 def run_target(name: str, seconds: int) -> bool:
     """Fuzz a target in a child process; whether nothing was found."""
     command = [sys.executable, "-m", "lepard_ros.evaluation.fuzz", "--target", name, "--seconds", str(seconds)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # A failed target prints its input, whose bytes need not be text.
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     words = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     runs = next((line for line in reversed(words) if line.startswith("Done")), words[-1] if words else "no output")
     print(f"{name:<14}{'ok' if done.returncode == 0 else 'FAILED'}  {runs}", flush=True)
@@ -73,7 +80,9 @@ def fuzz_one(name: str, seconds: int) -> None:
         except InputError:
             return
 
-    options = [f"-max_total_time={seconds}", f"-max_len={LONGEST}", "-timeout=20", f"-artifact_prefix={folder}/found_"]
+    longest = max(LONGEST, *map(len, seeds))
+    limits = [f"-max_total_time={seconds}", f"-max_len={longest}", "-timeout=20"]
+    options = [*limits, f"-artifact_prefix={folder}/found_"]
     atheris.Setup([sys.argv[0], *options, str(folder)], one_input)
     atheris.Fuzz()
 
@@ -168,27 +177,42 @@ def _cloud_file_seeds() -> list[bytes]:
     return seeds
 
 
-def read_bag_bytes(data: bytes) -> object:
-    """A single mcap file as a bag with clouds and their truth."""
+def _read_bag(path: Path) -> list[Any]:
+    """The clouds of a bag and their truth."""
     from lepard_ros.evaluation.bag_reader import open_bag
 
-    def read(path: Path) -> list[Any]:
-        with open_bag(path) as bag:
-            frames = list(bag.frames(bag.cloud_topic()))
-            return [*frames, bag.truth(frames[0].frame_id if frames else "")]
-
-    return _with_file(data, ".mcap", read)
+    with open_bag(path) as bag:
+        frames = list(bag.frames(bag.cloud_topic()))
+        return [*frames, bag.truth(frames[0].frame_id if frames else "")]
 
 
-def _bag_seeds() -> list[bytes]:
+def read_mcap_bytes(data: bytes) -> object:
+    """A single mcap file as a bag."""
+    return _with_file(data, ".mcap", _read_bag)
+
+
+def read_sqlite_bytes(data: bytes) -> object:
+    """A single sqlite3 file as a bag, with the metadata that a recorder writes beside it."""
+    with tempfile.TemporaryDirectory() as folder:
+        bag = _write_bag(Path(folder), "sqlite3")
+        next(bag.glob("*.db3")).write_bytes(data)
+        return _read_bag(bag)
+
+
+def _write_bag(folder: Path, storage: str) -> Path:
+    """A bag of one small cloud."""
     from lepard_ros.cloud.depth import Camera
     from lepard_ros.evaluation.bag_writer import BagWriter
 
+    writer = BagWriter(folder / "bag", Camera(4, 3, 4.0, 4.0, 1.5, 1.0), storage=storage)
+    writer.write(1_000_000_000, np.ones((3, 4), np.float32), np.eye(4))
+    writer.close()
+    return folder / "bag"
+
+
+def _bag_seeds(storage: str, suffix: str) -> list[bytes]:
     with tempfile.TemporaryDirectory() as folder:
-        writer = BagWriter(Path(folder) / "bag", Camera(4, 3, 4.0, 4.0, 1.5, 1.0))
-        writer.write(1_000_000_000, np.ones((3, 4), np.float32), np.eye(4))
-        writer.close()
-        return [path.read_bytes() for path in (Path(folder) / "bag").glob("*.mcap")]
+        return [path.read_bytes() for path in _write_bag(Path(folder), storage).glob(f"*{suffix}")]
 
 
 def read_weight_bytes(data: bytes) -> object:
@@ -224,11 +248,54 @@ def _card_seeds() -> list[bytes]:
     return [Card("seed", SMALL_RIGID).to_json().encode()]
 
 
+@functools.cache
+def _tracker() -> "tuple[RigidTracker, Path]":
+    """A tracker with a map of one small cloud, and a folder with its saved map."""
+    from lepard_ros.matcher import Matcher
+    from lepard_ros.tracking.rigid import RigidTracker
+
+    tracker = RigidTracker(Matcher.from_pretrained("rigid", device="cpu"))
+    side = np.linspace(0.0, 0.6, 13)
+    x, y = np.meshgrid(side, side)
+    tracker.process(np.stack([x, y, 1.0 + 0.1 * np.sin(9 * x)], axis=-1).reshape(-1, 3), 0.0)
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    tracker.save(folder / "map")
+    return tracker, folder / "map"
+
+
+def read_map_bytes(data: bytes) -> object:
+    """A saved map: by the first byte its manifest, or its keyframe with a manifest that vouches for it."""
+    from lepard_ros.tracking.maps import MANIFEST
+    from lepard_ros.tracking.rigid import RigidTracker
+
+    tracker, saved = _tracker()
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(shutil.copytree(saved, Path(folder) / "map"))
+        if data[:1] < b"\x80":
+            (copy / MANIFEST).write_bytes(data[1:])
+        else:
+            manifest = json.loads((copy / MANIFEST).read_bytes())
+            (copy / manifest["keyframes"][0]["file"]).write_bytes(data[1:])
+            manifest["keyframes"][0]["sha256"] = hashlib.sha256(data[1:]).hexdigest()
+            (copy / MANIFEST).write_text(json.dumps(manifest))
+        return RigidTracker.load(copy, tracker.matcher)
+
+
+def _map_seeds() -> list[bytes]:
+    from lepard_ros.tracking.maps import MANIFEST
+
+    saved = _tracker()[1]
+    return [b"\x00" + (saved / MANIFEST).read_bytes(), *(b"\xff" + path.read_bytes() for path in saved.glob("*.npz"))]
+
+
 TARGETS = {
     "cloud_message": Target(read_cloud_message, _cloud_seeds),
     "depth_message": Target(read_depth_message, _depth_seeds),
     "cloud_file": Target(read_cloud_bytes, _cloud_file_seeds),
-    "bag": Target(read_bag_bytes, _bag_seeds),
+    "bag": Target(read_mcap_bytes, lambda: _bag_seeds("mcap", ".mcap")),
+    "bag_sqlite": Target(read_sqlite_bytes, lambda: _bag_seeds("sqlite3", ".db3")),
+    "map": Target(read_map_bytes, _map_seeds),
     "card": Target(read_card_bytes, _card_seeds),
     "weights": Target(read_weight_bytes, _weight_seeds),
 }

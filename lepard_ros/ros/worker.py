@@ -1,10 +1,15 @@
 """One thread that works on the newest item and drops what it has no time for."""
 
+import math
 import threading
+import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
+# An item that has waited for longer than STALE seconds is left for the next one if that is due within SOON seconds: the
+# result is then younger when it comes, and little time is lost. It is kept until the next one is really there.
+STALE, SOON, LATENESS = 0.03, 0.075, 0.01
 
 
 class Worker(Generic[Item]):
@@ -20,12 +25,15 @@ class Worker(Generic[Item]):
         self._stopping = False
         self._changed = threading.Condition()
         self.received = self.processed = self.dropped = 0
+        self._arrived, self._period = time.monotonic(), math.inf  # of the newest item; between it and the one before
         self._thread = threading.Thread(target=self._run, name="lepard_worker", daemon=True)
         self._thread.start()
 
     def offer(self, item: Item) -> None:
         """Hand over the newest item; returns at once."""
         with self._changed:
+            now = time.monotonic()
+            self._arrived, self._period = now, now - self._arrived
             self.received += 1
             self.dropped += self._waiting is not None
             self._waiting = item
@@ -52,5 +60,8 @@ class Worker(Generic[Item]):
         """The newest item, as soon as there is one; None when the worker is to stop."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or self._waiting is not None)
+            item, due = self._waiting, self._arrived + self._period - time.monotonic()
+            if time.monotonic() - self._arrived > STALE and 0 < due < SOON:
+                self._changed.wait_for(lambda: self._stopping or self._waiting is not item, due + LATENESS)
             item, self._waiting = self._waiting, None
             return None if self._stopping else item

@@ -160,6 +160,11 @@ def test_pictures_of_clouds_take_any_amount(tmp_path: Path) -> None:
     many = np.random.default_rng(0).normal(size=(60_000, 3))
     pixels(pictures.alignment_figure(many, many, np.eye(4)))
     pixels(pictures.warp_figure(corner(0), corner(1), corner(0), np.linspace(0, 0.1, len(corner(0)))))
+    for warped in (None, corner(0) + 0.01):
+        matches, right = Matches(corner(0)[:9], corner(1)[:9], np.ones(9)), np.arange(9) > 4
+        drawn = pictures.deformation_figure(corner(0), corner(1), matches, right, warped)
+        assert ("refused" in drawn.axes[1].get_title()) == (warped is None)
+        pixels(drawn)
     with pytest.raises(InputError, match="cannot be written"):
         pictures.save_figure(figure, tmp_path / "few.nonsense")
 

@@ -13,6 +13,8 @@ from lepard_ros.errors import InputError
 from lepard_ros.registration.types import Matches, Registration
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from lepard_ros.matcher import Matcher
     from lepard_ros.registration.warp import Warp
 
@@ -37,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", help="shipped weights by name, or a .safetensors file (default: as the mode)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:0 (default auto)")
     parser.add_argument("--json", type=Path, metavar="F", help="write transform, status and matches here")
-    parser.add_argument("--picture", type=Path, metavar="F.png", help="draw the matches here: right blue, wrong red")
+    parser.add_argument("--picture", type=Path, metavar="F.png", help="draw matches here, and the warp if there is one")
     parser.add_argument("--output", type=Path, metavar="F.ply", help="write the aligned source cloud here")
 
 
@@ -58,7 +60,10 @@ def _run_rigid(args: argparse.Namespace, matcher: "Matcher", source: FloatArray,
     if args.output:
         _write_aligned(args.output, source, None if pose is None else source @ pose[:3, :3].T + pose[:3, 3])
     _write_json(args.json, rigid_json(result))
-    _draw(args.picture, source, target, result.matches, result.inliers, pose)
+    if args.picture:
+        from lepard_ros.evaluation.pictures import matches_figure
+
+        _save(matches_figure(source, target, result.matches, result.inliers, pose), args.picture)
     return result.ok
 
 
@@ -67,11 +72,15 @@ def _run_deformable(args: argparse.Namespace, matcher: "Matcher", source: FloatA
 
     matches = matcher.match(source, target)
     warp = warp_from_matches(source, target, matches)
+    warped = warp(source) if warp.ok else None
     print(deformable_text(warp, matches))
     if args.output:
-        _write_aligned(args.output, source, warp(source) if warp.ok else None)
+        _write_aligned(args.output, source, warped)
     _write_json(args.json, deformable_json(warp, matches))
-    _draw(args.picture, source, target, matches, warp.match_inliers, None)
+    if args.picture:
+        from lepard_ros.evaluation.pictures import deformation_figure
+
+        _save(deformation_figure(source, target, matches, warp.match_inliers, warped), args.picture)
     return warp.ok
 
 
@@ -159,17 +168,8 @@ def _write_aligned(path: Path, source: FloatArray, aligned: FloatArray | None) -
     write_cloud(path, aligned)
 
 
-def _draw(
-    path: Path | None,
-    source: FloatArray,
-    target: FloatArray,
-    matches: Matches,
-    inliers: NDArray[np.bool_],
-    pose: FloatArray | None,
-) -> None:
-    if path is None:
-        return
-    from lepard_ros.evaluation.pictures import matches_figure, save_figure
+def _save(figure: "Figure", path: Path) -> None:
+    from lepard_ros.evaluation.pictures import save_figure
 
-    save_figure(matches_figure(source, target, matches, inliers, pose), path)
+    save_figure(figure, path)
     print(f"picture: {path}")

@@ -139,6 +139,29 @@ def warp_figure(
     return figure
 
 
+def deformation_figure(
+    source: FloatArray, target: FloatArray, matches: Matches, inliers: NDArray[np.bool_], warped: FloatArray | None
+) -> "Figure":
+    """Source (N, 3) and target (M, 3) with their matches, and beside them the warped source (N, 3) on the target.
+
+    inliers: (K,) the matches that agree with the warp, blue; the others are red. warped: None for a refused warp.
+    """
+    figure, view = new_figure(13, 4.6), sensor_view(0.15)
+    left, right = view.flat(_thinned(source)), view.flat(_thinned(target))
+    shift = _side_by_side(left, right)
+    axes = figure.add_subplot(1, 3, (1, 2))
+    _draw_cloud(axes, left + shift, SOURCE_COLOUR)
+    _draw_cloud(axes, right, TARGET_COLOUR)
+    _draw_lines(axes, view.flat(matches.source) + shift, view.flat(matches.target), inliers)
+    _finish(axes, f"source and target: {inliers.sum()} of {len(inliers)} matches agree (blue)")
+    axes = figure.add_subplot(1, 3, 3)
+    moved = np.zeros((0, 3)) if warped is None else view.flat(_thinned(warped))
+    colours = np.repeat([TARGET_COLOUR, SOURCE_COLOUR], [len(right), len(moved)], axis=0)
+    _draw_cloud(axes, np.concatenate([right, moved]), colours)
+    _finish(axes, "the warp was refused" if warped is None else "warped source on the target")
+    return figure
+
+
 def features_figure(
     first: "EncodedCloud", second: "EncodedCloud", transform: FloatArray | None = None, title: str = ""
 ) -> "Figure":

@@ -10,6 +10,7 @@ import numpy as np
 
 from lepard_ros.errors import InputError
 from lepard_ros.evaluation.demo_story import FrameNote, NodeRun
+from lepard_ros.evaluation.pictures import small_png
 
 COLOURS = {"OK": "#2a9d4a", "RELOCALISED": "#1f5fd0", "LOST": "#d03020", "INITIALISING": "#999999"}
 Rows = list[tuple[str, str]]
@@ -87,4 +88,4 @@ def html_table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _base64(path: Path) -> str:
-    return base64.b64encode(path.read_bytes()).decode()
+    return base64.b64encode(small_png(path.read_bytes())).decode()

@@ -1,5 +1,6 @@
 """Pictures of matches, alignments, features and tables, drawn without a screen."""
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ INLIER, OUTLIER = "#1f5fd0", "#d62728"  # blue and red, as in the paper
 SOURCE_COLOUR, TARGET_COLOUR = (0.95, 0.70, 0.34), (0.53, 0.72, 0.68)
 LINE_COLOURS = ("#1f5fd0", "#e07b00", "#2a9d4a", "#8e44ad", "#7f7f7f", "#c0392b", "#17a2b8", "#b8860b")
 MOST_POINTS = 25_000  # drawn of a cloud
-MOST_LINES = 250  # drawn of the matches
+MOST_RIGHT, MOST_WRONG = 150, 60  # drawn of the matches
 LIGHT = np.array([0.3, -0.8, -0.52])
 VIEW_PITCH = 0.45  # radians: the camera's own view, from a little higher
 
@@ -71,6 +72,16 @@ def save_figure(figure: "Figure", path: Path) -> Path:
     return path
 
 
+def small_png(picture: bytes) -> bytes:
+    """A PNG with 256 colours: a third of the size. Rare ones are kept, or the few lines of right matches would fade."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    few = Image.open(io.BytesIO(picture)).convert("RGB").quantize(256, method=Image.Quantize.MAXCOVERAGE)
+    few.save(buffer, format="png", optimize=True)
+    return buffer.getvalue()
+
+
 # --- clouds ----------------------------------------------------------------------------------------------------------
 
 
@@ -98,9 +109,17 @@ def matches_figure(
     _draw_cloud(axes, right, TARGET_COLOUR)
     starts = view.flat(metrics.transform_points(pose, matches.source)) + shift
     _draw_lines(axes, starts, view.flat(matches.target), inliers)
-    share = f"{inliers.sum()} of {len(inliers)} matches right" if len(inliers) else "no matches"
-    _finish(axes, f"{title}   {share}".strip())
+    _finish(axes, f"{title}   {_share_right(inliers)}".strip())
     return figure
+
+
+def _share_right(inliers: NDArray[np.bool_]) -> str:
+    """How many matches are right, and how many of each kind are drawn, which says nothing about their share."""
+    right, wrong = int(inliers.sum()), int((~inliers).sum())
+    if not len(inliers):
+        return "no matches"
+    drawn = f"drawn: {min(right, MOST_RIGHT)} right (blue), {min(wrong, MOST_WRONG)} wrong (red)"
+    return f"{right} of {right + wrong} matches right; {drawn}"
 
 
 def alignment_figure(source: FloatArray, target: FloatArray, transform: FloatArray, title: str = "") -> "Figure":
@@ -237,14 +256,13 @@ def _brightness(points: FloatArray, neighbours: int = 10) -> FloatArray:
 
 
 def _draw_lines(axes: "Axes", starts: FloatArray, ends: FloatArray, inliers: NDArray[np.bool_]) -> None:
-    """Lines of a random part of the matches, wrong ones below right ones."""
+    """Lines of the matches, wrong ones below right ones; of each kind a random part, so that neither hides all."""
     from matplotlib.collections import LineCollection
 
-    chosen = np.arange(len(starts))
-    if len(starts) > MOST_LINES:
-        chosen = np.random.default_rng(0).choice(len(starts), MOST_LINES, replace=False)
-    for right, colour, alpha in ((False, OUTLIER, 0.55), (True, INLIER, 0.45)):
-        own = chosen[inliers[chosen] == right]
+    for right, colour, alpha, most in ((False, OUTLIER, 0.4, MOST_WRONG), (True, INLIER, 0.9, MOST_RIGHT)):
+        own = np.flatnonzero(inliers == right)
+        if len(own) > most:
+            own = np.random.default_rng(0).choice(own, most, replace=False)
         segments = np.stack([starts[own, :2], ends[own, :2]], axis=1)
         axes.add_collection(LineCollection(list(segments), colors=colour, linewidths=0.7, alpha=alpha))
 
@@ -308,6 +326,7 @@ def histogram_figure(values: Mapping[str, Sequence[float]], label: str, most: fl
         axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=7, labelbottom=place == len(values) - 1)
+        axes.locator_params(axis="y", integer=True)
     axes.set_xlabel(label)
     return figure
 

@@ -42,8 +42,8 @@ STYLE = """
 :root { color-scheme: light dark; --line: #8884; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 82rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px solid var(--line); }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .85rem; }
-.wide { overflow-x: auto; } th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align: right; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .8rem; }
+.wide { overflow-x: auto; } th, td { padding: .3rem .4rem; border-bottom: 1px solid var(--line); text-align: right; }
 td { white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } tr.ours td { font-weight: 600; }
 img { max-width: 100%; background: #fff; border-radius: 4px; } figure { margin: 1rem 0; }
@@ -101,13 +101,10 @@ class Page:
 
 
 def _figure_html(figure: "Figure", caption: str) -> str:
-    """The figure as a PNG inside the page, with 128 colours: a quarter of the size, and the eye sees no difference."""
-    from PIL import Image
-
-    drawn, buffer = io.BytesIO(), io.BytesIO()
+    """The figure as a PNG inside the page."""
+    drawn = io.BytesIO()
     figure.savefig(drawn, format="png", bbox_inches="tight")
-    Image.open(drawn).convert("RGB").quantize(128).save(buffer, format="png", optimize=True)
-    data = base64.b64encode(buffer.getvalue()).decode()
+    data = base64.b64encode(pictures.small_png(drawn.getvalue())).decode()
     text = html.escape(caption)
     return f'<figure><img alt="{text}" src="data:image/png;base64,{data}"><figcaption>{text}</figcaption></figure>'
 
@@ -155,9 +152,10 @@ def _add_curves(page: Page, set_name: str, grouped: dict[str, list[Record]]) -> 
 def _add_honesty(page: Page, grouped: dict[str, list[Record]], summaries: dict[str, Any]) -> None:
     """Why pairs were refused, and whether confidences and covariances mean what they say."""
     page.heading("Honesty")
-    statuses = list(dict.fromkeys(status for s in summaries.values() for status in s["statuses"]))
-    rows = [[name, *(str(s["statuses"].get(status, 0)) for status in statuses)] for name, s in summaries.items()]
-    page.table([["method", *statuses], *rows])
+    counts = {name: {key.upper(): n for key, n in s["statuses"].items()} for name, s in summaries.items()}
+    statuses = sorted({status for own in counts.values() for status in own}, key=lambda s: (s != "OK", s))
+    rows = [[name, *(str(own.get(status, 0)) for status in statuses)] for name, own in counts.items()]
+    page.table([["method", *(status.replace("_", " ").lower() for status in statuses)], *rows])
     for name, own in grouped.items():
         bins = [r["confidence_bins"] for r in own if r.get("confidence_bins")]
         if bins:
@@ -250,19 +248,20 @@ def deformable_report(
     worst_first = [files[i] for i in np.argsort([record["nfmr"] or 0.0 for record in first])]
     picked = [worst_first[i] for i in np.unique(np.linspace(0, len(files) - 1, 4).astype(int))]
     page.heading(f"Pairs of {methods[0]}, worst first")
+    with_warps = any(record.get("epe") is not None for record in first)
     for path in picked:
-        for figure, caption in _deformable_figures(path, methods[0]):
+        for figure, caption in _deformable_figures(path, methods[0], with_warps):
             page.figure(figure, caption)
     return page.write(directory)
 
 
-def _deformable_figures(path: Path, name: str) -> list[tuple["Figure", str]]:
+def _deformable_figures(path: Path, name: str, with_warp: bool) -> list[tuple["Figure", str]]:
     """The matches of a pair and, where there is one, its warp with the error as a colour."""
     from lepard_ros.evaluation.deformable import NEAR, make_deformable, true_places
     from lepard_ros.learning.fourdmatch import load_pair
 
     pair = load_pair(path)
-    result = make_deformable(name).align(pair.source, pair.target)
+    result = make_deformable(name, register=with_warp).align(pair.source, pair.target)
     moved = true_places(pair, result.matches.source)
     right = np.linalg.norm(moved - result.matches.target, axis=1) < NEAR
     title = f"{path.parent.name}/{path.stem}"

@@ -65,8 +65,10 @@ def everything(time: float) -> slice:
     return slice(None)
 
 
-def track_film(film: Film, frames: int, seen=everything) -> tuple[list[DeformableTrack], DeformableTracker]:
-    matcher = TrueMatcher(film)
+def track_film(
+    film: Film, frames: int, seen=everything, matcher: TrueMatcher | None = None
+) -> tuple[list[DeformableTrack], DeformableTracker]:
+    matcher = matcher or TrueMatcher(film)
     tracker = DeformableTracker(matcher, DeformableSettings(keyframe_motion=0.04))
     tracks = []
     for time in range(frames):
@@ -97,6 +99,7 @@ def test_a_rolling_sheet_is_followed_and_its_model_stays_the_size_it_is() -> Non
     tracks, tracker = track_film(film, frames=12)
     assert all(track.state is TrackingState.OK for track in tracks)
     assert max(error(track, film, time) for time, track in enumerate(tracks)) < 0.008
+    assert not any(track.cut_edges for track in tracks)
     assert len(tracker.model.points) < 1.1 * len(tracks[0].model_points)
     assert sum(track.new_keyframe for track in tracks[1:]) >= 1
     assert tracks[-1].inliers.sum() > 30 and set(tracks[-1].seconds) == {"encode", "match", "warp", "fuse"}
@@ -167,15 +170,57 @@ def test_points_that_the_sensor_looks_through_go_after_a_few_clouds() -> None:
     assert not (model.points[:, 2] < 1.4).any()
 
 
+class TornFilm(Film):
+    """A sheet that tears across its middle at time 3; the right half moves away."""
+
+    def shape(self, time: float) -> np.ndarray:
+        shape = super().shape(time)
+        shape[self.points[:, 0] > 0.25, 0] += 0.04 * max(0.0, time - 3)
+        return shape
+
+
+def test_a_torn_sheet_is_cut_in_two_and_said_to_be() -> None:
+    film = TornFilm(plane(0.5, 0.3), bend_rate=0.05)
+    tracks, tracker = track_film(film, frames=10)
+    assert all(track.state is TrackingState.OK for track in tracks)
+    cut = [track.cut_edges for track in tracks]
+    assert sum(cut[:6]) == 0 and sum(cut) > 10  # torn in three clouds before it is believed
+    assert all(("cut" in track.reason) == (track.cut_edges > 0) for track in tracks)
+    edges = tracker.model.graph.edges
+    assert len(np.unique(clusters(edges, len(tracker.model.graph.nodes)))) == 2
+    assert error(tracks[-1], film, 9) < 0.01
+
+
+class PatchyMatcher(TrueMatcher):
+    """At time 4 the matches of a patch agree among each other, and are wrong."""
+
+    def _match(self, source, target) -> Matches:
+        matches = super()._match(source, target)
+        place = self.film.points[cKDTree(self.film.shape(self.time)).query(matches.source)[1]]
+        patch = (np.abs(place[:, :2] - [0.25, 0.15]) < 0.08).all(axis=1)
+        if self.time == 4:
+            matches.source[patch] += [0.0, 0.06, 0.05]
+        return matches
+
+
+def test_wrong_matches_of_one_cloud_cut_nothing() -> None:
+    film = Film(plane(0.5, 0.3))
+    tracks, tracker = track_film(film, 7, matcher=PatchyMatcher(film))
+    assert not any(track.cut_edges for track in tracks)
+    assert len(np.unique(clusters(tracker.model.graph.edges, len(tracker.model.graph.nodes)))) == 1
+    assert error(tracks[-1], film, 6) < 0.008
+
+
 def test_cut_edges_stay_cut_when_the_graph_grows() -> None:
-    points, _ = two_limbs(gap=0.012)  # near enough to be joined
-    model = CanonicalModel(points, ModelSettings())
+    points, second = two_limbs(gap=0.012)  # near enough to be joined
+    model = CanonicalModel(points, ModelSettings(tears=1))
     side = model.graph.nodes[:, 2] > 1.006
     across = side[model.graph.edges[:, 0]] != side[model.graph.edges[:, 1]]
     assert across.any()
     cut = model.graph.without_edges(across)
-    warp = Warp(cut, model.warp.rotations, model.warp.translations, cut_edges=int(across.sum()))
-    wider = np.concatenate([points, plane(0.03, 0.15) + np.array([0.4, 0.0, 0.0])])
+    away = np.array([0.0, 0.0, 0.1])
+    warp = Warp(cut, model.warp.rotations, side[:, None] * away, cut_edges=int(across.sum()))
+    wider = np.concatenate([points + second[:, None] * away, plane(0.03, 0.15) + np.array([0.4, 0.0, 0.0])])
     change = model.update(warp, wider)
     assert change.nodes > 0
     old = len(cut.nodes)

@@ -68,8 +68,8 @@ class DeformableTrack:
     cloud's frame. matches: from the rest shape to the live cloud, those that the filter kept; inliers: (M,) bool.
     method: what found the warp, "lepard", "nicp" (the nearest surface alone), or empty without a warp.
     change: what the model learnt. overlap: share of the warped model on the cloud. residual: metres, there.
-    cut_edges: edges that this cloud tore. reset: the model began (anew) with this cloud. model_stamp: of the cloud that
-    the model began with. seconds: by stage.
+    cut_edges: edges that stayed torn and are now cut. reset: the model began (anew) with this cloud. model_stamp: of
+    the cloud that the model began with. seconds: by stage.
     """
 
     stamp: float
@@ -215,7 +215,7 @@ class DeformableTracker:
         self._followed = 0 if len(matches.confidence) else self._followed + 1
         keyframe = self._followed == 0 and self._moved_since_keyframe() > self.settings.keyframe_motion
         self._remember(cloud, stamp, keyframe)
-        reason = f"{warp.cut_edges} edges were torn and are cut" if warp.cut_edges else "the warp is known"
+        reason = f"{change.cut} edges were torn and are cut" if change.cut else "the warp is known"
         track = self._report(stamp, state, reason, clock, self.model.warp, matches, warp.match_inliers)
         return replace(
             track,
@@ -223,7 +223,7 @@ class DeformableTracker:
             new_keyframe=keyframe,
             overlap=warp.overlap,
             residual=warp.residual,
-            cut_edges=warp.cut_edges,
+            cut_edges=change.cut,
         )
 
     def _remember(self, cloud: "EncodedCloud", stamp: float, keyframe: bool) -> None:

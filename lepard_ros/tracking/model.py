@@ -4,7 +4,7 @@ The rest shape is the first cloud. Each accepted warp brings the model to a live
 extended and, where the sensor looked through it, cut back. Everything is stored in the rest shape.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from lepard_ros.registration.graph import BoolArray, DeformationGraph, GraphSett
 from lepard_ros.registration.nonrigid import local_motions, surface_normals
 from lepard_ros.registration.normal_equations import Motion
 from lepard_ros.registration.types import FloatArray, Matches, Status, Surface
-from lepard_ros.registration.warp import Warp
+from lepard_ros.registration.warp import Warp, edge_stretch
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,9 @@ class ModelSettings:
 
     spacing: of its points. fuse_reach: a live point this near to the model corrects it. grow_reach: a live point
     farther than fuse_reach, but not than this, is new surface. steady: observations after which a point no longer
-    yields. doubts: clouds in a row that must look through a point before it goes. most_points, most_nodes: bounds.
+    yields. doubts: clouds in a row that must look through a point before it goes. tears: clouds that a cut edge
+    must stay torn, that is stretched beyond `healed`, to be cut for good; wrong matches tear for one cloud, after which
+    the edge is put back. most_points, most_nodes: bounds.
     """
 
     graph: GraphSettings = field(default_factory=lambda: GraphSettings(coverage=0.025))
@@ -34,18 +36,21 @@ class ModelSettings:
     grow_reach: float = 0.04
     steady: int = 20
     doubts: int = 3
+    tears: int = 3
+    healed: float = 1.25
     most_points: int = 60_000
     most_nodes: int = 4_000
     free_space: FreeSpaceSettings = field(default_factory=lambda: FreeSpaceSettings(cells=256, margin=0.04))
 
 
 class Change(NamedTuple):
-    """What one cloud changed: points fused, added and removed, nodes added."""
+    """What one cloud changed: points fused, added and removed, nodes added, edges cut."""
 
     fused: int = 0
     added: int = 0
     removed: int = 0
     nodes: int = 0
+    cut: int = 0
 
 
 class CanonicalModel:
@@ -60,6 +65,7 @@ class CanonicalModel:
         self._seen = np.ones(len(self.points))
         self._doubt = np.zeros(len(self.points), dtype=np.int64)
         self._torn = False
+        self._wounds: dict[tuple[bytes, bytes], int] = {}  # edges that are cut, and for how many clouds
         self.warp = Warp.rest(graph, Status.OK)
 
     @property
@@ -69,8 +75,7 @@ class CanonicalModel:
 
     def update(self, warp: Warp, live: FloatArray) -> Change:
         """Take over an accepted warp and what the live cloud (L, 3) adds, corrects and contradicts."""
-        self._torn |= warp.cut_edges > 0
-        self.warp = warp
+        self.warp = warp = self._mind_wounds(warp)
         live = thin(live, self.settings.spacing)
         normals = surface_normals(live)
         warped, covered = warp.apply(self.points)
@@ -78,7 +83,26 @@ class CanonicalModel:
         added = self._grow(warped, covered, live)
         removed = self._drop_contradicted(warped, covered, Surface(live, normals, self.settings.spacing), fused)
         nodes = self._extend_graph() if added else 0
-        return Change(int(fused.sum()), added, removed, nodes)
+        return Change(int(fused.sum()), added, removed, nodes, warp.cut_edges)
+
+    def _mind_wounds(self, warp: Warp) -> Warp:
+        """The warp with the edges back that are no longer torn; its cut_edges are those that now are cut for good.
+
+        An edge is known by the places of its nodes: their numbers change when the graph grows.
+        """
+        self._wounds |= dict.fromkeys(_names(self.graph) - _names(warp.graph), 0)
+        if not self._wounds:
+            return replace(warp, cut_edges=0)
+        number = {node.tobytes(): index for index, node in enumerate(warp.graph.nodes)}
+        wounds = [name for name in self._wounds if name[0] in number and name[1] in number]
+        edges = np.array([[number[end] for end in name] for name in wounds], dtype=np.int64).reshape(-1, 2)
+        closed = edge_stretch(replace(warp.graph, edges=edges), warp.translations) < self.settings.healed
+        open_for = {name: self._wounds[name] + 1 for name, heals in zip(wounds, closed, strict=True) if not heals}
+        self._wounds = {name: clouds for name, clouds in open_for.items() if clouds < self.settings.tears}
+        cut = len(open_for) - len(self._wounds)
+        self._torn |= cut > 0
+        whole = np.unique(np.concatenate([warp.graph.edges, edges[closed]]), axis=0)
+        return replace(warp, graph=replace(warp.graph, edges=whole), cut_edges=cut)
 
     def _fuse(self, warped: FloatArray, covered: BoolArray, live: FloatArray, normals: FloatArray) -> BoolArray:
         """Correct the points that the live cloud sees, along its normals; (N,) which they are."""
@@ -138,7 +162,7 @@ class CanonicalModel:
             return 0
         on_surface = cKDTree(self.points).query(self.graph.nodes)[0] < self.settings.graph.coverage
         graph = build_graph(self.points, self.settings.graph, keep_nodes=self.graph.nodes[on_surface])
-        if self._torn:
+        if self._torn or self._wounds:
             graph = _keep_cuts(graph, self.graph, on_surface, self.settings.graph.fewest_nodes)
         self.warp = self.warp.onto(graph)
         return len(graph.nodes) - int(on_surface.sum())
@@ -178,6 +202,12 @@ def thin(points: FloatArray, spacing: float) -> FloatArray:
     _, cell, count = np.unique(np.floor(flat / spacing), axis=0, return_inverse=True, return_counts=True)
     sums = [np.bincount(cell.reshape(-1), flat[:, axis], len(count)) for axis in range(3)]
     return np.stack(sums, axis=1) / count[:, None]
+
+
+def _names(graph: DeformationGraph) -> set[tuple[bytes, bytes]]:
+    """The edges of a graph by the places of their nodes."""
+    places = [node.tobytes() for node in graph.nodes]
+    return {(places[first], places[second]) for first, second in graph.edges.tolist()}
 
 
 def _turned_back(warp: Warp, points: FloatArray, vectors: FloatArray) -> FloatArray:

@@ -16,7 +16,7 @@ from lepard_ros import cli
 from lepard_ros.cloud.depth import depth_to_points
 from lepard_ros.errors import InputError
 from lepard_ros.evaluation.bag_reader import open_bag
-from lepard_ros.evaluation.bag_writer import CAMERA_FRAME, IMAGE_TOPIC, POINTS_TOPIC, BagWriter
+from lepard_ros.evaluation.bag_writer import CAMERA_FRAME, IMAGE_TOPIC, INFO_TOPIC, POINTS_TOPIC, BagWriter
 from lepard_ros.evaluation.bags import make_bag, select_frames, shrink_camera
 from lepard_ros.evaluation.recordings import DepthFrame, Recording, open_recording
 from lepard_ros.evaluation.trajectories import Trajectory, rows_from_poses, write_tum
@@ -48,6 +48,17 @@ def test_a_bag_gives_back_what_was_written(tmp_path: Path, storage: str, depth: 
     for frame, written in zip(frames, depths, strict=True):
         tolerance = 0.002 if depth else 1e-6  # an image holds millimetres
         assert np.allclose(frame.points, depth_to_points(written, CAMERA), atol=tolerance, equal_nan=True)
+    assert truth is not None and np.allclose(truth.poses, sweep(4), atol=1e-6)
+
+
+def test_the_truth_may_go_to_tf(tmp_path: Path) -> None:
+    depths = write_room(tmp_path / "bag", tf=True)
+    with open_bag(tmp_path / "bag") as bag:
+        topics = bag.topics()
+        truth = bag.truth(CAMERA_FRAME, "TF")
+    assert {name: count for name, (_, count) in topics.items()} == dict.fromkeys(
+        (POINTS_TOPIC, INFO_TOPIC, "/tf"), len(depths)
+    )
     assert truth is not None and np.allclose(truth.poses, sweep(4), atol=1e-6)
 
 

@@ -1,7 +1,8 @@
 """Write a recording of a depth camera as a rosbag2 that `ros2 bag play` plays.
 
-The truth goes to the topic /ground_truth (geometry_msgs/PoseStamped: the camera in the frame "world"), not to /tf:
-a true transform there would give the camera's frame a second parent beside the one that the node publishes.
+The truth goes to the topic /ground_truth (geometry_msgs/PoseStamped: the camera in the frame "world"), and to /tf only
+where that is asked for: a true transform there gives the camera's frame a second parent beside the one that the node
+publishes.
 """
 
 from pathlib import Path
@@ -21,11 +22,13 @@ POINTS_TOPIC = "/camera/depth/points"
 IMAGE_TOPIC = "/camera/depth/image_rect_raw"
 INFO_TOPIC = "/camera/depth/camera_info"
 TRUTH_TOPIC = "/ground_truth"
+TF_TOPIC = "/tf"
 _TYPES = {
     POINTS_TOPIC: "sensor_msgs/msg/PointCloud2",
     IMAGE_TOPIC: "sensor_msgs/msg/Image",
     INFO_TOPIC: "sensor_msgs/msg/CameraInfo",
     TRUTH_TOPIC: "geometry_msgs/msg/PoseStamped",
+    TF_TOPIC: "tf2_msgs/msg/TFMessage",
 }
 
 
@@ -41,7 +44,7 @@ def import_rosbags() -> Any:
 
 
 class BagWriter:
-    """Writes organised clouds (or depth images with camera info) and their true poses.
+    """Writes organised clouds (or depth images) with camera info and their true poses.
 
     Close it, or the bag has no index: `with contextlib.closing(BagWriter(...)) as bag`.
     """
@@ -52,16 +55,20 @@ class BagWriter:
         camera: Camera,
         *,
         depth: bool = False,
+        tf: bool = False,
         storage: str = "mcap",
     ) -> None:
-        """Open a new bag. depth: write images instead of clouds. storage: mcap or sqlite3, the file format."""
+        """Open a new bag. depth: write images instead of clouds. tf: the truth to /tf instead of its own topic.
+
+        storage: mcap or sqlite3, the file format.
+        """
         if path.exists():
             raise InputError(f"{path} exists already; name a new bag or remove it first.")
         rosbags = import_rosbags()
         plugin = rosbags.rosbag2.StoragePlugin[storage.upper()]
         self._store = rosbags.typesys.get_typestore(rosbags.typesys.Stores.ROS2_JAZZY)
         self._writer = rosbags.rosbag2.Writer(path, version=9, storage_plugin=plugin)
-        self._camera, self._depth = camera, depth
+        self._camera, self._depth, self._tf = camera, depth, tf
         self._connections: dict[str, Any] = {}
         self._writer.open()
 
@@ -76,10 +83,12 @@ class BagWriter:
         pose: NDArray[np.float64] | None = None,
     ) -> None:
         """Write one image. depth: (H, W) metres, 0 or NaN where nothing was seen. pose: (4, 4) camera to world."""
-        if pose is not None:
+        if pose is not None and self._tf:
+            self._put(TF_TOPIC, stamp_ns, self._transform(stamp_ns, pose))
+        elif pose is not None:
             self._put(TRUTH_TOPIC, stamp_ns, self._pose(stamp_ns, pose))
+        self._put(INFO_TOPIC, stamp_ns, self._info(stamp_ns))
         if self._depth:
-            self._put(INFO_TOPIC, stamp_ns, self._info(stamp_ns))
             self._put(IMAGE_TOPIC, stamp_ns, self._image(stamp_ns, depth))
         else:
             self._put(
@@ -156,6 +165,14 @@ class BagWriter:
         orientation = self._new("geometry_msgs/msg/Quaternion", *row[3:])
         body = self._new("geometry_msgs/msg/Pose", position, orientation)
         return self._new("geometry_msgs/msg/PoseStamped", self._header(stamp_ns, WORLD_FRAME), body)
+
+    def _transform(self, stamp_ns: int, pose: NDArray[np.float64]) -> Any:
+        row = [float(value) for value in rows_from_poses(pose[None])[0]]
+        shift = self._new("geometry_msgs/msg/Vector3", *row[:3])
+        body = self._new("geometry_msgs/msg/Transform", shift, self._new("geometry_msgs/msg/Quaternion", *row[3:]))
+        header = self._header(stamp_ns, WORLD_FRAME)
+        link = self._new("geometry_msgs/msg/TransformStamped", header, CAMERA_FRAME, body)
+        return self._new("tf2_msgs/msg/TFMessage", [link])
 
 
 def _reliable_qos() -> Any:

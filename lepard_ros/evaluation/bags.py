@@ -32,8 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     make.add_argument(
         "--depth",
         action="store_true",
-        help="write depth images and camera info instead of clouds",
+        help="write depth images instead of clouds",
     )
+    make.add_argument("--tf", action="store_true", help="write the truth to /tf (not to be played into the node)")
     make.add_argument(
         "--stride",
         type=int,
@@ -82,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
         args.source,
         args.output,
         depth=args.depth,
+        tf=args.tf,
         stride=args.stride,
         every=args.every,
         gap=gap,
@@ -100,6 +102,7 @@ def make_bag(
     output: Path,
     *,
     depth: bool = False,
+    tf: bool = False,
     stride: int = 1,
     every: int = 1,
     gap: tuple[float, float] | None = None,
@@ -120,7 +123,7 @@ def make_bag(
         print(f"camera: {recording.calibration}")
     chosen = select_frames(recording.frames(), every=every, gap=gap, first=frames)
     count = 0
-    writer = BagWriter(output, shrink_camera(recording.camera, stride), depth=depth, storage=storage)
+    writer = BagWriter(output, shrink_camera(recording.camera, stride), depth=depth, tf=tf, storage=storage)
     with closing(writer) as bag:
         for frame in tqdm(chosen, total=len(recording), desc="bag", unit="frame", disable=not progress):
             bag.write(frame.stamp_ns, frame.depth[::stride, ::stride], frame.pose)

@@ -42,6 +42,7 @@ _DAMAGE = (
     EOFError,
     MemoryError,
     TypeError,
+    AttributeError,  # a bag brings the definitions of its types along, and they may lack a part
 )
 
 
@@ -91,15 +92,9 @@ class Bag:
 
     def frames(self, topic: str) -> Iterator[BagFrame]:
         """Every cloud of the topic in the order of recording."""
-        if self.topics()[topic][0] == CLOUD:
-            for message, recorded in self._messages(topic):
-                yield BagFrame(
-                    _stamp(message, recorded),
-                    message.header.frame_id,
-                    decode_points(message),
-                )
-        else:
-            yield from self._depth_frames(topic)
+        is_cloud = self.topics()[topic][0] == CLOUD
+        with _damage_named(self.path):
+            yield from self._cloud_frames(topic) if is_cloud else self._depth_frames(topic)
 
     def truth_topic(self, wanted: str | None = None) -> str | None:
         """The topic with the true poses: the wanted one, else /ground_truth; None leaves it to TF or to a file."""
@@ -117,6 +112,10 @@ class Bag:
 
         Without a wish from /ground_truth, else from TF, else None.
         """
+        with _damage_named(self.path):
+            return self._truth(frame_id, wanted)
+
+    def _truth(self, frame_id: str, wanted: str | None) -> Trajectory | None:
         topic = self.truth_topic(wanted)
         if topic is not None:
             return self._pose_topic(topic)
@@ -140,9 +139,12 @@ class Bag:
         connections = [c for c in self._reader.connections if c.topic in topics]
         if not connections:  # the reader takes none for all
             return
-        with _damage_named(self.path):
-            for connection, recorded, raw in self._reader.messages(connections=connections):
-                yield self._reader.deserialize(raw, connection.msgtype), recorded
+        for connection, recorded, raw in self._reader.messages(connections=connections):
+            yield self._reader.deserialize(raw, connection.msgtype), recorded
+
+    def _cloud_frames(self, topic: str) -> Iterator[BagFrame]:
+        for message, recorded in self._messages(topic):
+            yield BagFrame(_stamp(message, recorded), message.header.frame_id, decode_points(message))
 
     def _depth_frames(self, topic: str) -> Iterator[BagFrame]:
         camera = self._camera(topic)

@@ -1,10 +1,28 @@
 """The sizes and choices that make one Lepard network; they are saved with its weights."""
 
+import math
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from lepard_ros.cloud.pyramid import PyramidShape
 from lepard_ros.errors import InputError
+
+# What numbers may be, so that a damaged card is refused before anything is built from it.
+RANGES: dict[str, tuple[float, float]] = {
+    "grid": (1e-4, 1e3), "conv_radius": (0.1, 100), "kernel_extent": (0.1, 100), "kernel_points": (1, 128),
+    "width": (4, 1024), "feature_dim": (6, 2112), "heads": (1, 64), "voxel_size": (1e-6, 1e3),
+    "temperature": (1e-6, 1e3), "sinkhorn_iterations": (0, 1000), "max_condition_number": (0, float("inf")),
+    "fine_dim": (0, 512), "confidence_threshold": (0, 1),
+}  # fmt: skip
+CHOICES = {
+    "kernel": ("xyz", "invariant"),
+    "normalisation": ("joint", "cloud"),
+    "position_code": ("rotary", "sinusoidal"),
+    "position_use": ("always", "aligned"),
+    "matching": ("dual_softmax", "sinkhorn"),
+    "procrustes": ("soft", "robust"),
+}
+LAYERS = ("self", "cross", "positioning")
 
 
 @dataclass(frozen=True)
@@ -48,19 +66,31 @@ class LepardConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be built."""
-        choices = {
-            "kernel": ("xyz", "invariant"),
-            "normalisation": ("joint", "cloud"),
-            "position_code": ("rotary", "sinusoidal"),
-            "position_use": ("always", "aligned"),
-            "matching": ("dual_softmax", "sinkhorn"),
-            "procrustes": ("soft", "robust"),
-        }
-        for name, allowed in choices.items():
+        for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise InputError(f"{name} is {getattr(self, name)!r}: choose one of {', '.join(allowed)}.")
+        for name, (low, high) in RANGES.items():
+            value = getattr(self, name)
+            whole = LepardConfig.__annotations__[name] is int
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int if whole else (int, float))
+                or not low <= value <= high
+            ):
+                kind = "a whole number" if whole else "a number"
+                raise InputError(f"{name} is {value!r}: it must be {kind} from {low:g} to {high:g}.")
+        self._check_lists()
         if self.feature_dim % (6 * self.heads):
             raise InputError(f"feature_dim {self.feature_dim} must be a multiple of 6 x heads = {6 * self.heads}.")
+
+    def _check_lists(self) -> None:
+        limits, layers, origin = self.neighbour_limits, self.layers, self.vol_origin
+        if not (isinstance(limits, tuple) and 3 <= len(limits) <= 6 and all(k in range(1, 1025) for k in limits)):
+            raise InputError(f"neighbour_limits is {limits!r}: it must hold 3 to 6 whole numbers from 1 to 1024.")
+        if not (isinstance(layers, tuple) and 1 <= len(layers) <= 64 and all(kind in LAYERS for kind in layers)):
+            raise InputError(f"layers is {layers!r}: it must hold 1 to 64 of {', '.join(LAYERS)}.")
+        if not (isinstance(origin, tuple) and len(origin) == 3 and all(_is_finite(value) for value in origin)):
+            raise InputError(f"vol_origin is {origin!r}: it must be three finite numbers in metres.")
 
     @property
     def pyramid(self) -> PyramidShape:
@@ -87,6 +117,10 @@ class LepardConfig:
             )
         plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
         return cls(**plain)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 PAPER_RIGID = LepardConfig()

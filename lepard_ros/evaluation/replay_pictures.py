@@ -96,11 +96,12 @@ def _draw_path(plt: Any, replay: "Replay", error: TrajectoryError | None) -> Any
     return figure
 
 
-def _plot_unbroken(axis: Any, points: FloatArray, stamps: NDArray[np.float64], label: str) -> None:
+def _plot_unbroken(axis: Any, points: FloatArray, stamps: NDArray[np.float64], label: str, colour: str = BLUE) -> None:
     """A line that stops where poses are missing, so that it does not claim what was not seen."""
-    gaps = np.flatnonzero(np.diff(stamps) > 2.5 * np.median(np.diff(stamps))) + 1
+    steps = np.diff(stamps)
+    gaps = np.flatnonzero(steps > 1.5 * np.median(steps)) + 1 if len(steps) else []
     for part, piece in enumerate(np.split(points, gaps)):
-        axis.plot(*piece.T, color=BLUE, lw=1.5, marker=".", ms=3, label=label if part == 0 else None)
+        axis.plot(*piece.T, color=colour, lw=1.5, marker=".", ms=3, label=label if part == 0 else None)
 
 
 def _draw_frames(plt: Any, replay: "Replay", error: TrajectoryError | None) -> Any:
@@ -164,7 +165,7 @@ def _draw_map(plt: Any, replay: "Replay", points: FloatArray) -> Any:
     shown = axis.scatter(*flat[order].T, c=height[order], s=0.6, cmap="viridis", vmin=low, vmax=high, linewidths=0)
     path = replay.published().poses[:, :3, 3]
     if len(path):
-        axis.plot(*((path - middle) @ axes.T).T, color=RED, lw=1.2, label="path")
+        _plot_unbroken(axis, (path - middle) @ axes.T, replay.published().stamps, "path", RED)
         axis.legend(loc="best")
     figure.colorbar(shown, ax=axis, label="height, metres", shrink=0.7)
     limits = np.percentile(flat, [0.5, 99.5], axis=0)

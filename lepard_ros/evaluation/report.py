@@ -284,7 +284,7 @@ def replay_report(directory: Path, name: str, replay: "Replay", tracker: "RigidT
     from lepard_ros.evaluation.replay_pictures import draw_replay
 
     page = Page(f"Tracking of {name}")
-    page.text(f"{_made_with()} Every frame of the bag, in order.")
+    page.text(f"{_made_with()} {len(replay.tracks)} frames of the bag, in order.")
     page.heading("Summary")
     lines = [line.split("  ", 1) for line in summary(replay, tracker).splitlines()]
     page.table([["what", "value"], *([first.strip(), second.strip()] for first, second in lines)])

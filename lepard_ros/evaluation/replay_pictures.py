@@ -99,7 +99,7 @@ def _draw_path(plt: Any, replay: "Replay", error: TrajectoryError | None) -> Any
 def _plot_unbroken(axis: Any, points: FloatArray, stamps: NDArray[np.float64], label: str, colour: str = BLUE) -> None:
     """A line that stops where poses are missing, so that it does not claim what was not seen."""
     steps = np.diff(stamps)
-    gaps = np.flatnonzero(steps > 1.5 * np.median(steps)) + 1 if len(steps) else []
+    gaps = np.flatnonzero(steps > 1.5 * np.median(steps)) + 1 if len(steps) else np.zeros(0, dtype=np.int64)
     for part, piece in enumerate(np.split(points, gaps)):
         axis.plot(*piece.T, color=colour, lw=1.5, marker=".", ms=3, label=label if part == 0 else None)
 

@@ -194,25 +194,33 @@ def read_mcap_bytes(data: bytes) -> object:
 def read_sqlite_bytes(data: bytes) -> object:
     """A single sqlite3 file as a bag, with the metadata that a recorder writes beside it."""
     with tempfile.TemporaryDirectory() as folder:
-        bag = _write_bag(Path(folder), "sqlite3")
+        bag = Path(shutil.copytree(_written_bag("sqlite3"), Path(folder) / "bag"))
         next(bag.glob("*.db3")).write_bytes(data)
         return _read_bag(bag)
 
 
-def _write_bag(folder: Path, storage: str) -> Path:
+@functools.cache
+def _written_bag(storage: str) -> Path:
     """A bag of one small cloud."""
     from lepard_ros.cloud.depth import Camera
     from lepard_ros.evaluation.bag_writer import BagWriter
 
-    writer = BagWriter(folder / "bag", Camera(4, 3, 4.0, 4.0, 1.5, 1.0), storage=storage)
+    bag = _lasting_folder() / "bag"
+    writer = BagWriter(bag, Camera(4, 3, 4.0, 4.0, 1.5, 1.0), storage=storage)
     writer.write(1_000_000_000, np.ones((3, 4), np.float32), np.eye(4))
     writer.close()
-    return folder / "bag"
+    return bag
+
+
+def _lasting_folder() -> Path:
+    """A folder that is removed when the process ends."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _bag_seeds(storage: str, suffix: str) -> list[bytes]:
-    with tempfile.TemporaryDirectory() as folder:
-        return [path.read_bytes() for path in _write_bag(Path(folder), storage).glob(f"*{suffix}")]
+    return [path.read_bytes() for path in _written_bag(storage).glob(f"*{suffix}")]
 
 
 def read_weight_bytes(data: bytes) -> object:
@@ -258,10 +266,9 @@ def _tracker() -> "tuple[RigidTracker, Path]":
     side = np.linspace(0.0, 0.6, 13)
     x, y = np.meshgrid(side, side)
     tracker.process(np.stack([x, y, 1.0 + 0.1 * np.sin(9 * x)], axis=-1).reshape(-1, 3), 0.0)
-    folder = Path(tempfile.mkdtemp())
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    tracker.save(folder / "map")
-    return tracker, folder / "map"
+    saved = _lasting_folder() / "map"
+    tracker.save(saved)
+    return tracker, saved
 
 
 def read_map_bytes(data: bytes) -> object:

@@ -154,3 +154,9 @@ def test_covariance_grows_along_a_chain_and_shrinks_by_a_loop() -> None:
     assert sizes[0] == 0 and all(np.diff(sizes) > 0)
     graph.add(Edge(15, 0, invert(truth[0]) @ truth[15], TIGHT, loop=True))
     assert np.trace(graph.covariances(poses)[15]) < 0.2 * np.trace(chain[15])
+
+
+def test_keyframes_are_linked_by_as_many_edges_as_lie_between_them() -> None:
+    graph = PoseGraph([Edge(k, k + 1, np.eye(4), TIGHT) for k in range(4)])
+    assert [graph.linked(0, k, 2) for k in range(5)] == [True, True, True, False, False]
+    assert graph.linked(4, 0, 4) and not graph.linked(0, 9, 9)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -16,9 +17,11 @@ from lepard_ros.evaluation.fpfh_matcher import FpfhMatcher
 from lepard_ros.registration.kabsch import invert, move
 from lepard_ros.registration.rigid import RigidSettings
 from lepard_ros.registration.types import Status
+from lepard_ros.tracking.pose_graph import Edge
 from lepard_ros.tracking.poses import motion_between
 from lepard_ros.tracking.prior import NO_MATCHES, align_from_guesses
 from lepard_ros.tracking.rigid import RigidTracker
+from lepard_ros.tracking.sightings import Sighting
 from lepard_ros.tracking.track import Track, TrackerSettings, TrackingState
 
 MATCHER = FpfhMatcher(0.06)
@@ -59,6 +62,24 @@ def test_a_walk_is_tracked_to_the_centimetre() -> None:
     assert measured[:, 0].max() < 0.03 and measured[:, 1].max() < 1.0
     assert 3 <= len(tracker.keyframes) <= SHORT
     assert sum(track.new_keyframe for track in tracks) == len(tracker.keyframes)
+
+
+def test_a_view_that_the_map_has_is_not_kept_again_unless_it_closes_a_loop() -> None:
+    """A cloud registered to a keyframe far away, at a pose from which another keyframe already looks."""
+    built = walked()[0]
+    frames = list(built.keyframes)
+    far, here = frames[0], frames[-1]
+    motion = invert(far.pose) @ here.pose
+    registration = replace(walked()[1][-1].registration, transform=motion, overlap=0.3)
+    links = built._map.graph.edges
+    assert motion_between(np.eye(4), motion)[1] > built.settings.keyframe_degrees
+    try:
+        built._map.graph.edges = [Edge(here.id, far.id, motion, np.eye(6))]
+        assert not built._worth_keeping(Sighting(far, registration))
+        built._map.graph.edges = []
+        assert built._worth_keeping(Sighting(far, registration))
+    finally:
+        built._map.graph.edges = links
 
 
 def test_a_track_explains_itself() -> None:

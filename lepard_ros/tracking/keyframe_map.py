@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lepard_ros.matcher import Matcher
 
 LEAST_SHARED = 0.25  # predicted overlap from which two keyframes are worth an edge
+TIED = 3  # edges between two keyframes of one part of the map
 # How far a loop may contradict the map so far: the drift that a tracker can have gathered.
 LOOP_DRIFT = 0.3  # metres, at any distance
 LOOP_DRIFT_PER_STEP = 0.03  # metres for every keyframe in between
@@ -62,6 +63,16 @@ class KeyframeMap:
             self._optimise()
         self._evict()
         return frame, any(edge.loop for edge in edges)
+
+    def has_view(self, pose: FloatArray, seen_from: Keyframe) -> bool:
+        """Whether another keyframe than the one a cloud was registered to already looks from this pose (4, 4).
+
+        One of a part of the map that is not tied to this one yet does not count: a new keyframe closes the loop.
+        """
+        near = self.keyframes.nearest(pose)
+        distance, turn = motion_between(near.pose, pose)
+        close = distance <= self._settings.keyframe_distance and turn <= self._settings.keyframe_degrees
+        return close and near is not seen_from and self.graph.linked(near.id, seen_from.id, TIED)
 
     def points(self, spacing: float) -> FloatArray:
         """The whole map on a grid, (N, 3) metres in the map's frame."""

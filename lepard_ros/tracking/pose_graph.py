@@ -59,6 +59,13 @@ class PoseGraph:
             if edge.source != hub.source:
                 self.edges.append(_chain(edge, hub.reversed()))
 
+    def linked(self, first: int, second: int, hops: int) -> bool:
+        """Whether a chain of at most so many edges leads from one keyframe to another."""
+        reached = {first}
+        for _ in range(hops):
+            reached |= {end for edge in self.edges if not reached.isdisjoint(_ends(edge)) for end in _ends(edge)}
+        return second in reached
+
     def optimised(self, poses: dict[int, FloatArray]) -> dict[int, FloatArray]:
         """The poses (4, 4) by id that agree best with all edges; the first one given stays where it is."""
         o3d = import_open3d().pipelines.registration

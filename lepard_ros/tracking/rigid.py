@@ -307,13 +307,14 @@ class RigidTracker:
         return self._grow(track, view, believed, clock) if self._worth_keeping(believed) and not was_lost else track
 
     def _worth_keeping(self, believed: Sighting) -> bool:
-        """Whether a cloud shows enough that its keyframe does not, and is well enough placed to build on."""
+        """Whether a cloud shows enough that the map does not have yet, and is well enough placed to build on."""
         settings, motion = self.settings, believed.registration
         if not settings.mapping or motion.transform is None or motion.overlap < settings.keyframe_least_overlap:
             return False
         distance, turn = motion_between(np.eye(4), motion.transform)
         moved = distance > settings.keyframe_distance or turn > settings.keyframe_degrees
-        return moved or motion.overlap < settings.keyframe_overlap
+        differs = moved or motion.overlap < settings.keyframe_overlap
+        return differs and not self._map.has_view(believed.keyframe.pose @ motion.transform, believed.keyframe)
 
     def _grow(self, track: Track, view: View, believed: Sighting, clock: StageClock) -> Track:
         """Make the cloud a keyframe; the map, and with it the pose, may be corrected by what it closes."""

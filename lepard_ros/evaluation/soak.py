@@ -76,9 +76,11 @@ def listen(recorder: Recorder, node: "subprocess.Popen[bytes]", bag: Path, secon
                 bar.update(1)
             return player.poll() is None and node.poll() is None
 
-        recorder.listen_while(going_on)
-    player.terminate()
-    player.wait(60)
+        try:
+            recorder.listen_while(going_on)
+        finally:
+            player.terminate()
+            player.wait(60)
     return memory
 
 

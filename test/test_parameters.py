@@ -150,8 +150,10 @@ def test_the_sensor_clock_may_be_a_little_ahead() -> None:
 # ---- the worker ----
 
 
-def test_the_newest_item_wins_and_drops_are_counted() -> None:
-    begun, go_on, done = threading.Event(), threading.Event(), []
+def busy_worker() -> tuple[Worker[int], threading.Event, list[int]]:
+    """A worker that works on item 0 until the event is set, and what it has done."""
+    begun, go_on = threading.Event(), threading.Event()
+    done: list[int] = []
 
     def process(item: int) -> None:
         begun.set()
@@ -161,12 +163,21 @@ def test_the_newest_item_wins_and_drops_are_counted() -> None:
     worker = Worker(process, lambda item, error: None)
     worker.offer(0)
     assert begun.wait(5)
+    return worker, go_on, done
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def test_the_newest_item_wins_and_drops_are_counted() -> None:
+    worker, go_on, done = busy_worker()
     for item in range(1, 100):
         worker.offer(item)
     go_on.set()
-    deadline = time.monotonic() + 5
-    while worker.processed < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(lambda: worker.processed == 2)
     assert worker.stop(5)
     assert done == [0, 99]
     assert (worker.received, worker.processed, worker.dropped) == (100, 2, 98)
@@ -180,16 +191,7 @@ def test_an_old_item_is_left_for_one_that_is_due_but_not_lost(
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(worker_module, "time", clock)
     monkeypatch.setattr(worker_module, "SOON", 100.0)
-    begun, go_on, done = threading.Event(), threading.Event(), []
-
-    def process(item: int) -> None:
-        begun.set()
-        go_on.wait(5)
-        done.append(item)
-
-    worker = Worker(process, lambda item, error: None)
-    worker.offer(0)
-    assert begun.wait(5)
+    worker, go_on, done = busy_worker()
     clock.now = period
     worker.offer(1)
     clock.now += 0.05
@@ -200,12 +202,6 @@ def test_an_old_item_is_left_for_one_that_is_due_but_not_lost(
     wait_for(lambda: len(done) == 2)
     assert worker.stop(5)
     assert done == expected
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
 
 
 def test_an_error_goes_to_its_handler_and_the_next_item_is_processed() -> None:
@@ -219,9 +215,7 @@ def test_an_error_goes_to_its_handler_and_the_next_item_is_processed() -> None:
 
     worker = Worker(process, lambda item, error: failed.append(f"{item}: {error}"))
     worker.offer(0)
-    deadline = time.monotonic() + 5
-    while worker.processed < 1 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(lambda: worker.processed == 1)
     worker.offer(1)
     assert reached.wait(5)
     assert worker.stop(5)

@@ -69,30 +69,20 @@ def fpfh_fgr(source: FloatArray, target: FloatArray) -> Guess:
 def icp(source: FloatArray, target: FloatArray) -> Guess:
     """Point-to-plane ICP from the identity."""
     reg = import_open3d().pipelines.registration
-    first, second = _prepared(source), _prepared(target)
-    result = reg.registration_icp(
-        first,
-        second,
-        LONE_ICP_DISTANCE,
-        np.eye(4),
-        reg.TransformationEstimationPointToPlane(),
-        reg.ICPConvergenceCriteria(max_iteration=60),
-    )
-    return Guess(np.asarray(result.transformation), len(result.correspondence_set) > 0)
+    return _from_identity(reg.registration_icp, source, target, reg.TransformationEstimationPointToPlane())
 
 
 def gicp(source: FloatArray, target: FloatArray) -> Guess:
     """Generalised ICP from the identity."""
     reg = import_open3d().pipelines.registration
-    first, second = _prepared(source), _prepared(target)
-    result = reg.registration_generalized_icp(
-        first,
-        second,
-        LONE_ICP_DISTANCE,
-        np.eye(4),
-        reg.TransformationEstimationForGeneralizedICP(),
-        reg.ICPConvergenceCriteria(max_iteration=60),
+    return _from_identity(
+        reg.registration_generalized_icp, source, target, reg.TransformationEstimationForGeneralizedICP()
     )
+
+
+def _from_identity(align: Callable[..., Any], source: FloatArray, target: FloatArray, estimation: Any) -> Guess:
+    criteria = import_open3d().pipelines.registration.ICPConvergenceCriteria(max_iteration=60)
+    result = align(_prepared(source), _prepared(target), LONE_ICP_DISTANCE, np.eye(4), estimation, criteria)
     return Guess(np.asarray(result.transformation), len(result.correspondence_set) > 0)
 
 

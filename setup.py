@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Installs the Python package, and builds its messages where ROS 2 and a compiler are at hand.
 
 `pip install .` gives the core, `pip install ".[ros]"` the node as well. In a ROS workspace colcon builds the package by

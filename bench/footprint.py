@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Wall time, CPU time and memory of a command with all its processes.
 
     python bench/footprint.py lepard evaluate 3dmatch DATA/3dmatch --count 100 --methods lepard:rigid

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """How old a pose is when it arrives: the real node and a sensor at 10 Hz with clouds of 640 x 480, over real DDS.
 
     python bench/latency.py [DATA] [--rate 10] [--seconds 30] [--weights rigid]

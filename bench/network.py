@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Time and memory of the network: `python bench/network.py [--data FOLDER]`. Medians of 5, CPU seconds, one thread.
 
 The authors' implementation, on the same pair of 3DMatch fragments and the same kind of processor, took 13.2 CPU-s and

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """What the node itself costs for a cloud of 640 x 480 points, beside the tracking: processor time by stage.
 
 python bench/node.py

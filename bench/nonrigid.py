@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """What one Gauss-Newton iteration costs by the number of nodes, what a million warped points cost, and with --pairs the
 end-point error of the solver alone, given true matches, on data in the 4DMatch format.
 

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Registration measured: speed, recall and false accepts beside other methods, the acceptance rule, the covariance.
 
     export PYTHONPATH=. OMP_NUM_THREADS=1

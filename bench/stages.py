@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Time of every stage of a pair, as in the paper's table: CPU seconds of one thread, means over pairs.
 
     python bench/stages.py rigid DATA/3dmatch --pairs 20

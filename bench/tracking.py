@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Trackers on the same clouds: ours, KISS-ICP, and Open3D's frame-to-frame ICP.
 
     python bench/tracking.py DATA [--weights rigid] [--cases all every10 gap] [--methods lepard kiss-icp open3d-icp]

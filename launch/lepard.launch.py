@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The node with a preset, and on demand RViz and a bag.
 
 ros2 launch lepard_ros lepard.launch.py config:=realsense rviz:=true

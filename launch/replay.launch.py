@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """A bag played into the node, with RViz.
 
 ros2 launch lepard_ros replay.launch.py bag:=recording points:=/camera/depth/points

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Learned matching of partial point clouds, rigid and deformable, for ROS 2.
 
 The public API is `Matcher`; everything below `lepard_ros.ros` needs ROS 2, nothing else does.

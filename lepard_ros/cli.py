@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The `lepard` command: finds the module of a subcommand and hands over to it.
 
 A subcommand's module has `HELP: str`, `add_arguments(parser)` and `run(args) -> int`. It is imported only when the

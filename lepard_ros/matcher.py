@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The public API of the core: encode clouds once, match them, register or warp one onto another."""
 
 import os

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """A small furnished room for tests of tracking, rendered exactly by intersecting rays with boxes."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """What all tests share: quiet surroundings, the data folder, fast tests first."""
 
 import os

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The real node in its own process, a probe that speaks to it over DDS, and a small world to look at."""
 
 import functools

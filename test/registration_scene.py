@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Box rooms seen by a small depth camera: surfaces with known poses for the registration tests."""
 
 from pathlib import Path

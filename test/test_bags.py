@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Bags: what is written is read back, and what is damaged or missing is named in one sentence."""
 
 import json

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The `lepard` command: the right module is called, and every mistake ends with one sentence and code 2."""
 
 import importlib.util

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Cloud files: what is written comes back, and what is broken is refused with a sentence."""
 
 from pathlib import Path

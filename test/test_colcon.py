@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The other way in: colcon builds the package against the ROS 2 of this environment, and the installed node runs."""
 
 import importlib.util

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Transforms: the tree against closed forms, broadcaster and buffer over real DDS, and against tf2_ros where it is."""
 
 import threading

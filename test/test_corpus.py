@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Inputs on which a reader once failed, or would have: read again, each is accepted or refused with a sentence.
 
 test/corpus/<target>/ holds them by the targets of lepard_ros.evaluation.fuzz; `make fuzz` leaves new ones in

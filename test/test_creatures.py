@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Deformable data: skinning against hand-computed cases, meshes against closed forms, pairs against their own truth."""
 
 import argparse

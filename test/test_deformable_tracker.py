@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The deformable tracker on films whose every point is known; matches are the true ones with planted outliers."""
 
 import numpy as np

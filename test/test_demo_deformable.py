@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The deformable demonstration: its figures against made-up words of a node, and once for real."""
 
 import csv

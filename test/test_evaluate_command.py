@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """`lepard evaluate pairs` from end to end with a real baseline, its log, its tables and its refusals."""
 
 import json

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Deformable evaluation and ablations: a bending sheet whose truth is known, real baselines, a small network."""
 
 import json

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Bad clouds to the real node over DDS: each is refused with a reason that is counted, and the next one is tracked."""
 
 import time

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Faults inside the node, made by a mode that fails on demand; the rest is the real node, in this process."""
 
 import gc

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Faults around the real process: signals, wrong parameters and weights, QoS that does not fit, names taken twice."""
 
 import os

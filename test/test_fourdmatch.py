@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Loaders of 4DMatch pairs and DeformingThings4D animations, against files written here."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The regression gate: shipped weights must not get worse than recorded, and the gate itself must be able to fail."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The glTF reader, against a small file written here byte by byte."""
 
 import base64

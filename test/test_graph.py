@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The deformation graph: even, along the surface, and honest about what it leaves out."""
 
 import numpy as np

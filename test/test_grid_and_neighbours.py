@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The voxel grid, neighbours, normals and pyramid against brute force."""
 
 import numpy as np

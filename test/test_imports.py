@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The import rules of docs/architecture.md, checked on the syntax trees."""
 
 import ast
@@ -95,3 +96,8 @@ def test_the_public_package_imports_without_heavy_modules() -> None:
     code = f"import sys, lepard_ros, lepard_ros.cli; print(sorted({heavy} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("path", [*MODULES, *sorted(Path(__file__).parent.glob("*.py"))], ids=lambda path: path.name)
+def test_every_file_names_its_licence(path: Path) -> None:
+    assert "SPDX-License-Identifier: Apache-2.0" in path.read_text().partition("\n")[0]

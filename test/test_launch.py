@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The launch files: their text against the parameters everywhere, and the real `launch` wherever it is installed."""
 
 import ast

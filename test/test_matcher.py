@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The public API, with a small untrained network: inputs of every kind, never a crash, never a silent identity."""
 
 import numpy as np

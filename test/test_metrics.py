@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Every metric against a hand-computed case, a brute force or the official definition."""
 
 import doctest

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The network proves itself: identities of the code, gradients, padding, permutations, invariances."""
 
 import platform

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The real node process in deformable mode, over real DDS: a sheet that rolls up before the sensor."""
 
 import time

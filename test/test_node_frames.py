@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The frame contract (REP-105) of the real node over real DDS, and the input from depth images."""
 
 import time

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The real node process in rigid mode, over real DDS: what it publishes, its services, parameters and lifecycle."""
 
 import math

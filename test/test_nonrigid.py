@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The non-rigid solver against finite differences, closed forms and known warps; and what it says when it cannot."""
 
 import numpy as np

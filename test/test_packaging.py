@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """What is shipped: one version everywhere, all dependencies named, wheels with and without ROS, preflight sentences."""
 
 import ast

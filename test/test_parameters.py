@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Parameters, presets, the guard of stamps and frames, and the worker: what of the node needs no ROS graph."""
 
 import threading

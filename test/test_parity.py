@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The authors' numbers for the authors' weights, from recorded cases."""
 
 import json

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """PointCloud2 and depth image decoding against a slow reader written with struct, and against broken messages."""
 
 import struct

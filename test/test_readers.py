@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Readers of data sets, on files that the test writes in each layout, whole and broken."""
 
 import pickle

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The evidence for an alignment: free space, determinacy, and that the rule tells right from wrong."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Motions from matches: planted inliers are found, always the same way."""
 
 import numpy as np

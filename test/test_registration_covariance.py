@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The covariance against Monte Carlo and against moved frames."""
 
 import numpy as np

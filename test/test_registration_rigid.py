@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The whole way from matches to a judged motion."""
 
 from dataclasses import replace

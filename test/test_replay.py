@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """`lepard replay` from the bag to the files, and the error of a trajectory against closed forms."""
 
 import csv

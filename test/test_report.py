@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The report and its pictures, drawn for real and opened in a real browser where there is one; `lepard match`."""
 
 import json

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Synthetic rooms: the same seed gives the same bytes, the noise is as stated, overlaps and poses are true."""
 
 from dataclasses import replace

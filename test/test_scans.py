@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """A user's own scans: read, refused, and trained on."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Nothing that runs code from data: the syntax trees of the package hold no eval, no open pickle, no shell."""
 
 import ast

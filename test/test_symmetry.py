@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Matches on the mirrored limb: counted exactly on a body with two alike sides, not at all on one without."""
 
 import numpy as np

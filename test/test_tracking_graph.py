@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Poses along a chain, their uncertainty, and the pose graph."""
 
 import numpy as np

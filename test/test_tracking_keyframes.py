@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The keyframe buffer: its bounds, what it evicts, and the overlap it predicts."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The rigid tracker on a rendered room, with classical features in the network's place."""
 
 import json

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Losses against their definitions; training that stops and goes on bit for bit, alone and in two processes."""
 
 import json

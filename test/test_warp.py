@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The warp: what it moves, what it leaves, and that nothing is lost on the way through arrays and files."""
 
 import time

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The warp message: lossless there and back, and refused when its arrays contradict each other."""
 
 import numpy as np

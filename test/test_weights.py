@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Weights on disk: round trips, refusals, and the authors' checkpoints."""
 
 import json

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Writes requirements.lock: one pinned version of every package, for each Python that the project supports.
 
 Run by `make lock`. It asks pip what it would install; nothing is installed. Pythons that are not on this machine are

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """A depth camera's image turned into an organised cloud."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Depth images and camera information as ROS messages carry them, read with numpy alone."""
 
 from typing import Any

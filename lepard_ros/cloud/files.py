@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Cloud files: PLY, PCD, NPY, NPZ and XYZ text, read and written as (N, 3) metres."""
 
 import struct

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Voxel grid: one barycentre for every occupied cell."""
 
 import torch

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Headers of PLY and PCD files, checked against what follows them before Open3D, which trusts them, reads the file."""
 
 from pathlib import Path

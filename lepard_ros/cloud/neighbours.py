@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Radius neighbours, nearest first, at most a fixed number of them."""
 
 import torch

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Surface normals from neighbours, turned towards where the sensor stood."""
 
 import math

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The sensor_msgs/PointCloud2 layout, read and written with numpy alone.
 
 Nothing here imports ROS: a message is anything with the attributes of sensor_msgs/PointCloud2, from rclpy or a bag.

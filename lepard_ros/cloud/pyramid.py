@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The pyramid of a cloud: ever coarser grids with their neighbour lists."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Which points of a sensor are used, by their distance to it."""
 
 import numpy as np

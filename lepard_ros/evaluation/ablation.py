@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The paper's ablations: one network, one choice changed at a time, on rigid or on deformable pairs.
 
 A variant changes what the same weights are asked to do, where that makes sense; where it needs other weights (another

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Read a rosbag2 without ROS: clouds or depth images in order, and the true poses if there are any."""
 
 import functools

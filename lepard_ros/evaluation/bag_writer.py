@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Write a recording of a depth camera as a rosbag2 that `ros2 bag play` plays.
 
 The truth goes to the topic /ground_truth (geometry_msgs/PoseStamped: the camera in the frame "world"), and to /tf only

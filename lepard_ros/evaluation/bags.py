@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """`lepard bag make SRC OUT` turns a recording of a depth camera into a rosbag2; `lepard bag info BAG` lists one."""
 
 import argparse

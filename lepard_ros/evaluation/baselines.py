@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """What a user would pick instead: classical rigid registration from Open3D and KISS-Matcher.
 
 All rigid baselines see the clouds on a 5 cm grid and end with the same ICP, so that only their search differs.

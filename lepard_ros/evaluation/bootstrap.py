@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Intervals by bootstrap, so that a difference of noise is not read as a win."""
 
 from typing import NamedTuple

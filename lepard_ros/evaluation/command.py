@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """`lepard evaluate`: methods side by side on data with known motions, as tables, JSON and a report."""
 
 import argparse

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Deformable pairs in 4DMatch's format: matches and warps against the truth, with two baselines."""
 
 import argparse

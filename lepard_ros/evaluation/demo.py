@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """`lepard demo`: a synthesised depth camera, a bag of what it saw, the real node, and what came of it on one page."""
 
 import argparse

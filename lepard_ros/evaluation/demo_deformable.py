@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """`lepard demo --mode deformable`: a creature that moves before a depth camera, and what the node makes of it."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """How far the node's warps are from the truth, cloud by cloud."""
 
 from dataclasses import dataclass, field, replace

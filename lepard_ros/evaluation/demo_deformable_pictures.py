@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Pictures of the deformable demonstration, seen as the camera sees: x to the right, y down, far points first."""
 
 from pathlib import Path

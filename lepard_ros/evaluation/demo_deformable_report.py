@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The deformable demonstration on one page: every frame compared with the truth, a table, three pictures."""
 
 import csv

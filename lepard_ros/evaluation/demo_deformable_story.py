@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The film of a moving creature, what the node said about it, and the truth to compare it with. Without ROS."""
 
 from dataclasses import dataclass, field

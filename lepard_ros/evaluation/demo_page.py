@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """What the pages of all demonstrations share: colours, the table, the page, and the closing words."""
 
 import base64

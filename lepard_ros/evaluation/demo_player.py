@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The sensor of the demonstration: plays the clouds of a bag over DDS, in a process of its own.
 
 python -m lepard_ros.evaluation.demo_player BAG

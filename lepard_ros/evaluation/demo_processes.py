@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The processes of a demonstration: the node in one, the sensor in another, and this one that listens to both."""
 
 import os

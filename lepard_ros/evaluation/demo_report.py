@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The demonstration on one page: a table, four pictures, and what they show."""
 
 from dataclasses import dataclass

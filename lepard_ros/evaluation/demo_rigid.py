@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """`lepard demo --mode rigid`: a camera that is carried around a room, and where the node says it is."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """What the demonstration tells, and what is noted of it: the camera's story, the node's words. Without ROS."""
 
 from contextlib import closing

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """`make fuzz`: random input, guided by coverage (atheris), to everything that reads messages and files from outside.
 
 python -m lepard_ros.evaluation.fuzz --seconds 600

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The regression gate: a small fixed set of generated rooms, on which shipped weights must not get worse.
 
 The rooms need no files and are the same everywhere: procedural furniture, fixed seeds that training never draws.

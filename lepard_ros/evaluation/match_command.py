@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """`lepard match SOURCE TARGET`: how two cloud files align, as text, JSON and a picture."""
 
 import argparse

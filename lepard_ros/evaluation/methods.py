@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Every way to register two clouds by its name, behind one interface, timed alike."""
 
 import time

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Run methods over the pairs of a set: in parallel, resumable, every result one line of JSON."""
 
 import math

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Pictures of matches, alignments, features and tables, drawn without a screen."""
 
 import io

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Data sets with known motions, in the benchmarks' own layouts and in compact ones, behind one interface."""
 
 import pickle

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Recordings of a moving depth camera: a TUM folder, a 7-Scenes folder, or a synthesised room."""
 
 import re

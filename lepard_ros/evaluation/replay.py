@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """`lepard replay BAG`: the tracker over a recorded bag, every frame in order, without ROS."""
 
 import argparse

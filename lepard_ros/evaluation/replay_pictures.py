@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Pictures of a replayed bag: the path against the truth, the error over time, matched pairs, the map from above."""
 
 from collections.abc import Sequence

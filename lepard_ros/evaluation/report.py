@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """One self-contained page per evaluation: tables, curves, and the pairs themselves, failures first."""
 
 import base64

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Work through a list in several processes, with every result one line of JSON, so that a run can be resumed."""
 
 import json

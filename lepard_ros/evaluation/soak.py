@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """`make soak`: the real node at a sensor's rate for a long time. Does it grow, does it slow down, does it fail?
 
 python -m lepard_ros.evaluation.soak --seconds 1800

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Which matches land on the mirrored limb: a body's own left and right, found without labels.
 
 The body of a pair is its target and its whole source, put where it truly went. A mirror keeps distances along the

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Records of pairs summed up per method, and the table a person reads."""
 
 from collections.abc import Sequence

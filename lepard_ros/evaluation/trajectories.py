@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Trajectories: files in TUM format, and their error against the truth (ATE, RPE) through evo."""
 
 from dataclasses import dataclass

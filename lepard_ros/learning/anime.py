@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """DeformingThings4D animations (.anime files), and 4DMatch pairs rendered from them."""
 
 import zlib

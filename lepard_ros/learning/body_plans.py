@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Random body plans: people and apes, four-legged animals, centaurs, crawlers, snakes, hands."""
 
 from collections.abc import Callable, Sequence

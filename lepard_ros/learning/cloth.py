@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Things without bones: cloth sheets and soft objects that wave, bend, twist and taper."""
 
 from typing import NamedTuple

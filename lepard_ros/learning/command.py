@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """`lepard train`: train or fine-tune a network."""
 
 import argparse

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Films of a moving creature with the truth of every point: for the deformable demo and the tracker's tests."""
 
 from dataclasses import dataclass, replace

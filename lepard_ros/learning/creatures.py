@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Bodies made from nothing but random numbers: a skeleton with joint limits, flesh around it, and poses.
 
 Flesh is a smooth union of round cones, meshed once at rest; every bone owns the flesh that it carries, which also gives

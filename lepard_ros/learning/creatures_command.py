@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """`lepard synthesise deformable`: a data set of deformable pairs in the 4DMatch format."""
 
 import argparse

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Deformable pairs: a motion at two moments, each seen by a depth camera from its own place."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Training samples from deformable pairs in the 4DMatch format, as a pure function of the step."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Deformable pairs in the file format of the 4DMatch benchmark."""
 
 import zipfile

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """From a room to clouds: where a person would hold the camera, single frames and fused fragments on a grid."""
 
 from dataclasses import dataclass, replace

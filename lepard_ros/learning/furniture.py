@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Procedural furniture: every function draws one random piece, standing on z = 0, its back towards +y. Metres."""
 
 from collections.abc import Callable

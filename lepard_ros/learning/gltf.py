@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Skinned, animated models from glTF 2.0 files: geometry, skeleton, skin, clips. Materials and morphs are left out."""
 
 import base64

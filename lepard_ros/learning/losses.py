@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The paper's losses, and the one of the fine points' descriptors."""
 
 import torch

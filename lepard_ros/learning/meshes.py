@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Triangle meshes: primitives to build furniture from, and the library of scanned and modelled objects."""
 
 from dataclasses import dataclass, field

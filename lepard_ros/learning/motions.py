@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Random motions of random things: the one interface through which pairs and sequences see them."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The loss of a batch of pairs, and how well its matches are."""
 
 from typing import NamedTuple

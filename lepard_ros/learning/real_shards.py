@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Real depth data as training shards: recordings with poses, refined, and lone views looked at again from elsewhere."""
 
 import logging

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Finer, rounder meshes from low-poly ones, and meshes from signed distance fields."""
 
 from dataclasses import replace

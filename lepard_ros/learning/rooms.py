@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Rooms composed at random: footprint, wall details, furniture, clutter; or a part of a whole building, refurnished."""
 
 from dataclasses import dataclass

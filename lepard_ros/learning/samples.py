@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Training samples from rooms: clouds turned, jittered and described by their pyramids, in pairs with their truth.
 
 The stream is a pure function of (seed, rank, step), so that training can stop anywhere and go on bit for bit.

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Training on a user's own scans: a folder of clouds with poses, or 3DMatch in its published layout."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """A depth camera looking at meshes: ray casting, and what such a camera gets wrong."""
 
 from dataclasses import dataclass

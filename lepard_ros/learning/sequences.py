@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """A depth video of a procedural room, for demonstrations and tests: a hand-held camera that comes back to its start."""
 
 from dataclasses import dataclass

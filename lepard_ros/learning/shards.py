@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """One room as training reads it: clouds, true poses, pairs sorted by overlap; made from a seed, kept in one file."""
 
 import os

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Skeletons, poses, and meshes that follow them.
 
 A pose gives every joint a transform in its parent's frame. Chained along the skeleton it gives the joints' places in

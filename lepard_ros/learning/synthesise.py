@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """`lepard synthesise`: make training data from nothing but meshes, or from no files at all."""
 
 import argparse

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The training loop: steps, schedule, averaging of weights, checkpoints that go on bit for bit."""
 
 import csv

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Keep freed memory in the process, where the C library lets us."""
 
 import ctypes

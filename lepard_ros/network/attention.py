@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Self and cross attention, with the position code kept apart from the features."""
 
 import torch

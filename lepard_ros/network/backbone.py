@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """KPFCN: the convolutional backbone that describes the coarse points (and, where wanted, the fine ones)."""
 
 import torch

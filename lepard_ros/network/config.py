@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The sizes and choices that make one Lepard network; they are saved with its weights."""
 
 import math

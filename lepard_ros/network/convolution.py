@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Kernel point convolution, in two coordinate systems.
 
 `xyz` is the published one: kernel points in space, each neighbour weighted by its distance to each kernel point.

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Matching of fine points over the whole clouds, by their descriptors and, if wanted, guided by the coarse matches."""
 
 import torch

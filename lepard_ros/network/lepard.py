@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Lepard: learned matching of partial point clouds (Li and Harada, CVPR 2022), as Figure 2 of the paper draws it.
 
 Backbone -> [Transformer -> Matching -> Procrustes -> Repositioning] x blocks -> confidences. The paper's variants are

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """From two sets of features to a matrix of confidences, and from that to matches."""
 
 import torch

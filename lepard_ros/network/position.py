@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The position code: what turns a point's place into something that a dot product of features can see."""
 
 import torch

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The rigid motion that a matrix of confidences suggests."""
 
 from typing import NamedTuple

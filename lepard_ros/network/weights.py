@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Weights on disk: a safetensors file with a JSON card beside it, and the authors' checkpoints."""
 
 import hashlib

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """`lepard convert` and `lepard info`: weights on disk."""
 
 import argparse

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Whether an alignment can be trusted: evidence from the surfaces and the matches, and one rule that weighs it."""
 
 from dataclasses import dataclass, field

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Cholesky factorisation of a sparse matrix of 6 x 6 blocks, for many matrices of one pattern.
 
 The unknowns belong to nodes with positions in space, so halving the nodes by position gives a good elimination order

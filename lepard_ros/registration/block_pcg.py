@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Conjugate gradients for a sparse matrix of 6 x 6 blocks, on any torch device.
 
 On a GPU, where a sparse factorisation gains little, this is the faster solver; on the CPU `BlockCholesky` is.

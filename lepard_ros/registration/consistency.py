@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """From matches to a few distinct motions, by second-order spatial consistency.
 
 Two matches agree if they keep the distance between their points. A pair of true matches agrees, and so do many

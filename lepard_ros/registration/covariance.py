@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """How uncertain an alignment is, from the curvature of its point-to-plane error."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """A classical second opinion: FPFH features into the same hypotheses, verification and acceptance."""
 
 from dataclasses import dataclass, field

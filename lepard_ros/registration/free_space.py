@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """What a sensor looked through: nothing may stand in front of the surface it saw.
 
 The view of a cloud is a coarse map of depths around its viewpoint, over all directions (an octahedron unfolded to a

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Gauss-Newton with Levenberg-Marquardt damping on a deformation graph."""
 
 import time

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The deformation graph: nodes spread over a surface, edges along it, and which nodes carry a point.
 
 Distances run along the surface, never through the air: two limbs that come close share neither edges nor nodes.

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Point-to-plane alignment of surfaces, several starting motions at once."""
 
 from dataclasses import dataclass

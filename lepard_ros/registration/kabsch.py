@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The rigid motion that best maps points to points, and the small algebra of rigid motions."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Which matches between two shapes of a bending surface to believe: those that move with their neighbours.
 
 Nothing is rigid as a whole, but a small neighbourhood is, nearly. So neighbours, in the source or in the target, must

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Non-rigid registration: bend a source surface onto a target, by matches first and by nearest surface then.
 
 `warp_from_matches` is the whole way from matches to a warp; `solve_nonrigid` is the solver alone. Without matches it is

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The energy of a deformation graph and its Gauss-Newton equations, assembled block by block.
 
 E = sum_d c_d |W(p_d) - q_d|^2 + a sum_(i,j) |R_i (g_j - g_i) + g_i + t_i - g_j - t_j|^2, each edge both ways (ARAP).

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """From matches to a rigid motion that one can trust."""
 
 from dataclasses import dataclass, field, replace

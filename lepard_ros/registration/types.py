@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """What registration takes and gives: matches, surfaces, a status, a result."""
 
 import enum

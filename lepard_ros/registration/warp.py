@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The warp: a deformation graph with a motion for each node, which moves any points of that surface."""
 
 from dataclasses import dataclass, field

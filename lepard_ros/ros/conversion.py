@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Messages to arrays and arrays to messages. No decisions are taken here."""
 
 import array

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Deformable mode: how a bending thing before the sensor has moved since it was first seen, as a warp."""
 
 from pathlib import Path

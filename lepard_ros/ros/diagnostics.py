@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """What the node says about its health, once a second on /diagnostics."""
 
 import collections

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Where the sensor's pose goes in the TF tree, as REP-105 has it.
 
 `map` -> the cloud's frame; or `map` -> base_frame; or `map` -> odom_frame where another odometry moves the robot below.

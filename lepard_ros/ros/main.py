@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """`lepard node`: the process of the node, from its arguments to its exit code."""
 
 import argparse

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Lines for RViz: matches (inliers blue, outliers red, as in the paper) and deformation graphs (green)."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """What to do when the device has no memory left for a cloud: try once with a coarser one, then refuse it."""
 
 from typing import Any

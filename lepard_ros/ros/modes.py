@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """What the node runs: a mode turns one cloud into messages. The node does not know which one it has."""
 
 from collections.abc import Iterable

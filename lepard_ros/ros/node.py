@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The lifecycle node `lepard`: takes in the newest cloud, lets a mode track it, publishes what came of it."""
 
 import threading

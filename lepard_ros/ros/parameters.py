@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The node's parameters: names, defaults, ranges, descriptions, in one table that everything else is made from."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Rigid mode: the pose of a moving sensor, as TF, odometry, path and map."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """TrackingStatus messages."""
 
 from lepard_ros.msg import TrackingStatus

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """A warp as a DeformationGraph message, and back without loss."""
 
 import array

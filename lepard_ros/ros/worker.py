@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """One thread that works on the newest item and drops what it has no time for."""
 
 import math

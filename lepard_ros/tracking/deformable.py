@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Following a bending thing: its model is warped to every live cloud, and learns from each."""
 
 from collections import deque

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Which clouds may be tracked: the checks on stamp and frame that come before any work."""
 
 from lepard_ros.errors import InputError

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The map: keyframes, the motions measured between them, and the path of the sensor, corrected together."""
 
 from typing import TYPE_CHECKING

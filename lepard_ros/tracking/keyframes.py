@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The keyframes: clouds with poses that the map consists of, bounded in number and in bytes."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Maps on the disc: keyframes with all that is needed to start from them again, or a plain cloud to localise in.
 
 A saved map is one directory: `map.json` (poses, edges, the identity of the weights, a SHA-256 per file) and one

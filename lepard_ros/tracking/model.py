@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The canonical model of a bending thing: points in its rest shape, and the graph that bends them.
 
 The rest shape is the first cloud. Each accepted warp brings the model to a live cloud; there it is compared, corrected,

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Where the sensor has been: each pose is kept relative to a keyframe, so that it moves when the map is corrected."""
 
 from typing import NamedTuple

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The pose graph: relative motions between keyframes, and the poses that fit all of them best."""
 
 import heapq

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The small algebra of poses over time: distances, velocities, uncertainty along a chain."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Alignment from a guess: what the motion so far suggests, put to the same test as what the matches suggest."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Follow a depth sensor through a rigid scene: every cloud gets a pose, or the plain word that it has none."""
 
 from collections.abc import Sequence

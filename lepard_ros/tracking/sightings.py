@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Sightings: what several keyframes say about where one cloud was seen, and when to believe them."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """What a tracker is told and what it says about one cloud."""
 
 import enum

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """A view: what one cloud is to a tracker, features to be matched and a fine surface to be aligned."""
 
 from typing import TYPE_CHECKING, NamedTuple

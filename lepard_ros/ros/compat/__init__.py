@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """What ROS 2 from Python wheels lacks: transforms and quaternions.
 
 tf2_ros is used where it can be imported; the results without it are the same.

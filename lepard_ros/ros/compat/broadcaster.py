@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Publishes transforms on /tf and /tf_static."""
 
 import importlib.util

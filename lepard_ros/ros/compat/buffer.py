@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Listens to /tf and /tf_static and answers where a frame was."""
 
 import threading

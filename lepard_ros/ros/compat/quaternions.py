@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Quaternions in the order of ROS messages, (x, y, z, w), as tf_transformations gives them."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """geometry_msgs/Transform <-> (4, 4) matrix."""
 
 import numpy as np

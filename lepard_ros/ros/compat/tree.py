@@ -1,3 +1,4 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """A tree of moving coordinate frames, which answers as tf2 does. Knows nothing of messages."""
 
 from bisect import bisect_left, bisect_right

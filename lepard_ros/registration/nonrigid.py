@@ -35,7 +35,9 @@ class NonrigidSettings:
     ends a phase. match_scale: a match this far off counts a quarter. closest_reach: how far the nearest surface may be.
     closest_degrees: by how much normals may differ. closest_points: of the source, used for the nearest surface.
     longest_stretch: an edge that the matches stretch beyond this is cut, in up to most_cuts rounds.
-    least_matches: to begin at all. inlier_radius: of matches that agree. least_inliers: share of them to accept.
+    supposed_weight: with which a node stays where the matches around it suggest, if none is within supposed_distance:
+    nothing else keeps a part without matches from swinging about its seam. least_matches: to begin at all.
+    inlier_radius: of matches that agree. least_inliers: share of them to accept.
     largest_strain: root mean square misfit of the edges, of their length. budget: in all. device: of the linear solver,
     "cpu" (Cholesky) or a torch device such as "cuda" (conjugate gradients).
     """
@@ -52,6 +54,8 @@ class NonrigidSettings:
     closest_points: int = 2000
     longest_stretch: float = 1.6
     most_cuts: int = 3
+    supposed_weight: float = 0.01
+    supposed_distance: float = 0.1
     least_matches: int = 6
     inlier_radius: float = 0.05
     least_inliers: float = 0.3
@@ -254,18 +258,32 @@ class _Fit:
             self.motion = local_motions(self._part.nodes, self.matches)
         else:
             self.motion = Motion(np.tile(np.eye(3), (count, 1, 1)), np.zeros((count, 3)))
+        self._suppose()
+
+    def _suppose(self) -> None:
+        """Remember where nodes without matches around them begin: (k, 3) metres before and after."""
+        nodes, source = self._part.nodes, self.matches.source[self.carried]
+        lonely = np.zeros(len(nodes), dtype=bool)
+        if len(source):
+            lonely = cKDTree(source).query(nodes)[0] > self.settings.supposed_distance
+        self.supposed = nodes[lonely], nodes[lonely] + self.motion.translation[lonely]
 
     def follow_matches(self) -> Status:
         """Gauss-Newton on the matches; those that stay far off lose their weight."""
         target, trust = self.matches.target[self.carried], self._trust(self.carried)
-        equations = NormalEquations(self._part, self.anchors, self.settings.arap_weight)
+        count, supposed = len(target), self.supposed[1]
+        data, kept = self.carry(np.concatenate([self.matches.source[self.carried], self.supposed[0]]))
+        supposed = supposed[kept[count:]]
+        equations = NormalEquations(self._part, data, self.settings.arap_weight)
+        hold = np.full(len(supposed), self.settings.supposed_weight)
 
         def aim(motion: Motion) -> tuple[FloatArray, FloatArray]:
-            misfit = np.linalg.norm(equations.warped(motion) - target, axis=1)
-            return target, trust * _robust(misfit, self.settings.match_scale)
+            misfit = np.linalg.norm(equations.warped(motion)[:count] - target, axis=1)
+            weight = trust * _robust(misfit, self.settings.match_scale)
+            return np.concatenate([target, supposed]), np.concatenate([weight, hold])
 
         descent = self._descend("matches", equations, aim, self.settings.match_iterations)
-        misfit = np.linalg.norm(equations.warped(self.motion) - target, axis=1)
+        misfit = np.linalg.norm(equations.warped(self.motion)[:count] - target, axis=1)
         self.inliers[self.carried] = misfit < self.settings.inlier_radius
         return self._judge_matches(equations, descent)
 

@@ -96,7 +96,7 @@ def test_the_page_stands_alone_and_every_cloud_has_its_line(tmp_path: Path) -> N
     for name in ("storyboard", "error", "graph"):
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
         assert str(tmp_path / f"{name}.png") in words
-    assert page.count("data:image/png;base64,") == 3 and "http" not in page
+    assert page.count("data:image/png;base64,") == 3 and "://" not in page
     with (tmp_path / "frames.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == FRAME_COLUMNS and len(rows) == FRAMES

@@ -66,7 +66,7 @@ def test_the_report_stands_alone_and_shows_failures_first(data: Path, weights: P
     assert cli.main(arguments) == 0
     assert str(folder / "index.html") in capsys.readouterr().out
     page = (folder / "index.html").read_text()
-    assert "http" not in page
+    assert "://" not in page
     assert page.count("data:image/png;base64,") == page.count("<img") >= 6
     assert page.index("Failures of lepard:") < page.index("Successes of lepard:")
     assert [path.name for path in folder.iterdir()] == ["index.html"]

@@ -34,8 +34,9 @@ lint: setup  ## style, types, import rules
 	@$(RUN) -m mypy
 	@$(RUN) -m pytest -q test/test_imports.py
 
-bench: setup  ## every benchmark in bench/
-	@for script in bench/*.py; do echo "== $$script"; $(RUN) $$script || exit 1; done
+bench: setup  ## time of network, node, registration and solver; DATA=folder of 3DMatch scenes for the network
+	@for script in "network.py $(if $(DATA),--data $(DATA),)" node.py "registration.py speed" nonrigid.py; do \
+	  echo "== bench/$$script"; $(RUN) bench/$$script || exit 1; done
 
 coverage:  ## all tests with the share of lines that they run
 	@$(MAKE) --no-print-directory test COVERAGE=1

@@ -32,6 +32,7 @@ PointsLike = NDArray[np.floating] | Tensor
 MAX_POINTS = 40_000
 # And this many coarse points: attention compares all with all. A furnished room of 60 square metres has about 2,000.
 MAX_COARSE = 2_500
+LARGE_DIM = 256  # features of more channels, as the paper's, mean tables of tens of megabytes
 # Raw rigid clouds are compared on a grid on which the smaller one has about this many points, at most so much finer
 # than the network's own: it was trained on rooms, and reads a desk as a small room.
 GOOD_POINTS, FINEST = 6_000, 0.5
@@ -142,7 +143,7 @@ class Matcher:
         """network and card as `network.weights.load` gives them; device: auto, cpu, cuda or cuda:i."""
         self.device = choose_device(device)
         if self.device.type == "cpu":
-            keep_freed_memory(large=network.config.normalisation == "joint")
+            keep_freed_memory(large=network.config.feature_dim > LARGE_DIM)
         self.network = network.to(self.device).eval()
         self.card, self.config = card, network.config
         self.settings = settings or MatcherSettings()

@@ -201,9 +201,10 @@ def _reason_not_to_begin(fit: "_Fit", target: FloatArray, needs_matches: bool) -
         return Status.TOO_FEW_POINTS
     if not needs_matches:
         return Status.OK
-    if len(fit.anchors.points) < fit.settings.least_matches:
+    anchors = fit.matches.source[fit.carried]
+    if len(anchors) < fit.settings.least_matches:
         return Status.TOO_FEW_MATCHES
-    spread = np.linalg.svd(fit.anchors.points - fit.anchors.points.mean(axis=0), compute_uv=False)
+    spread = np.linalg.svd(anchors - anchors.mean(axis=0), compute_uv=False)
     return Status.DEGENERATE if spread[1] < 0.02 * spread[0] else Status.OK
 
 
@@ -226,7 +227,7 @@ class _Fit:
         edges = self._number[graph.edges[graph.active[graph.edges[:, 0]]]]
         used = graph.active[self.nodes_in_use]
         self._part = DeformationGraph(graph.nodes[self.nodes_in_use], edges, used, graph.coverage, graph.skinning)
-        self.anchors, self.carried = self.carry(self.matches.source)
+        self.carried = graph.skin(self.matches.source).covered
 
     def cut(self) -> bool:
         """Cut the edges that the matches pull apart: they joined surfaces that only touched. Whether there were any."""
@@ -271,9 +272,9 @@ class _Fit:
     def follow_matches(self) -> Status:
         """Gauss-Newton on the matches; those that stay far off lose their weight."""
         target, trust = self.matches.target[self.carried], self._trust(self.carried)
-        count, supposed = len(target), self.supposed[1]
+        count = len(target)
         data, kept = self.carry(np.concatenate([self.matches.source[self.carried], self.supposed[0]]))
-        supposed = supposed[kept[count:]]
+        supposed = self.supposed[1][kept[count:]]
         equations = NormalEquations(self._part, data, self.settings.arap_weight)
         hold = np.full(len(supposed), self.settings.supposed_weight)
 

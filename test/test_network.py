@@ -2,6 +2,7 @@
 """The network proves itself: identities of the code, gradients, padding, permutations, invariances."""
 
 import platform
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from lepard_ros.cloud.pyramid import Pyramid, build_pyramid, stack_pyramids
 from lepard_ros.errors import InputError
 from lepard_ros.network.allocator import keep_freed_memory
 from lepard_ros.network.attention import AttentionLayer, PairBias
+from lepard_ros.network.backbone import Normalisation, Unary
 from lepard_ros.network.config import PRESETS, SMALL_RIGID, LepardConfig
 from lepard_ros.network.convolution import KernelPointConvolution, Relation
 from lepard_ros.network.fine import best_partners, coarse_prior
@@ -125,8 +127,48 @@ def test_the_invariant_operator_of_a_constant_is_its_histogram() -> None:
     pyramid = pyramids(TINY_OURS, 0)[0]
     relation = network_of(TINY_OURS).backbone.relations(pyramid)[0][0]
     layer = KernelPointConvolution(1, 4, 18, "invariant", 0.2)
-    ones = torch.ones(len(pyramid.points[0]), 1)
-    torch.testing.assert_close(layer(ones, relation), relation.invariant_bag().histogram() @ layer.weights[:, 0])
+    ones, bag = torch.ones(len(pyramid.points[0]), 1), relation.invariant_bag()
+    histogram = torch.zeros(len(ones), 18).scatter_add_(1, bag.columns.long() % 18, bag.weights)
+    torch.testing.assert_close(layer(ones, relation), histogram @ layer.weights[:, 0])
+
+
+@pytest.mark.parametrize("config", [TINY_PAPER, TINY_OURS], ids=["paper", "ours"])
+def test_memory_that_is_used_again_changes_no_result(config: LepardConfig) -> None:
+    network, (first, second) = network_of(config), pyramids(config, 0, 1)
+    recorded = network.encode(first)[0].detach()
+    with torch.no_grad():
+        features = network.encode(first)[0]
+        network.encode(second)
+    torch.testing.assert_close(features, recorded, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("matching", ["dual_softmax", "sinkhorn"])
+@pytest.mark.parametrize("config", [TINY_PAPER, TINY_OURS], ids=["paper", "ours"])
+def test_mixed_precision_gives_nearly_the_same(config: LepardConfig, matching: str) -> None:
+    """What runs on CUDA under autocast: the same lines, with the same short floats, on the processor."""
+    config = replace(config, matching=matching)
+    network, stacked = network_of(config), stack_pyramids(pyramids(config, 0, 1))
+    with torch.no_grad():
+        exact = network(stacked)
+        with torch.autocast("cpu", dtype=torch.float16):
+            mixed = network(stacked)
+            features, fine = network.encode(stacked)
+    assert features.dtype == torch.float16 and (fine is None or fine.dtype == torch.float16)
+    assert mixed.confidence.dtype == mixed.fit.rotation.dtype == torch.float32
+    likeness = torch.nn.functional.cosine_similarity(mixed.confidence.flatten(), exact.confidence.flatten(), dim=0)
+    assert likeness > 0.98
+
+
+@pytest.mark.parametrize("count", [100, 1000])
+def test_the_joint_norm_is_the_same_inside_the_weights(count: int) -> None:
+    """Many points: the statistics come from the inputs. Few: from the outputs."""
+    layer = Unary(8, 24, Normalisation(joint=True), activate=False)
+    x = random(count, 8) @ random(8, 8, seed=1) + 3.0
+    outputs = x @ layer.mlp.weight.T
+    expected = (outputs - outputs.mean(0)) / (outputs.var(0, unbiased=False) + 1e-5).sqrt()
+    torch.testing.assert_close(layer(x, [count]), expected, atol=1e-4, rtol=1e-4)
+    total = random(count, 24, seed=2)
+    torch.testing.assert_close(layer.add_to(total.clone(), x, [count]), total + expected, atol=1e-4, rtol=1e-4)
 
 
 def test_gradients_of_attention_and_pair_bias() -> None:

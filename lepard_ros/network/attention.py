@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lepard_ros.network.position import PositionCode, SinusoidalCode
+from lepard_ros.network.precision import full_precision
 
 
 class AttentionLayer(nn.Module):
@@ -26,7 +27,7 @@ class AttentionLayer(nn.Module):
         """x: (B, n, d); y: (B, m, d); codes of the same points, or None; bias: added to the scores, (B, h, n, m)."""
         q, k, v = project(self.q_proj, x, x_code), project(self.k_proj, y, y_code), self.v_proj(y)
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
-        message = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        message = attend(q, k, v, bias)
         message = self.norm1(self.merge(message.transpose(1, 2).flatten(2)))
         return x + self.norm2(self._mlp(x, message))
 
@@ -35,8 +36,16 @@ class AttentionLayer(nn.Module):
         first, _, last = self.mlp
         assert isinstance(first, nn.Linear) and isinstance(last, nn.Linear)
         own, other = first.weight.T.split(x.shape[-1])
-        hidden = (x.flatten(0, 1) @ own).addmm_(message.flatten(0, 1), other)
+        hidden = x.flatten(0, 1) @ own
+        hidden = hidden.addmm_(message.flatten(0, 1).to(hidden.dtype), other.to(hidden.dtype))  # differ under autocast
         return last(F.relu_(hidden)).view_as(x)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    """Scaled dot product attention of (B, h, n, c) to (B, h, m, c); faster with a width that fills vector registers."""
+    width = q.shape[-1]
+    q, k, v = (F.pad(t, (0, -width % 8)) for t in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=width**-0.5)[..., :width]
 
 
 def project(linear: nn.Linear, x: Tensor, code: PositionCode | None) -> Tensor:
@@ -64,6 +73,21 @@ class PairBias(nn.Module):
 
     def forward(self, points: Tensor, normals: Tensor, layers: slice | None = None) -> list[Tensor]:
         """points, normals: (B, n, 3); layers: which are wanted (None: all). For each its bias, (B, heads, n, n)."""
+        with full_precision(points):
+            features = self._geometry(points, normals)
+        first, _, last = self.mlp
+        assert isinstance(first, nn.Linear) and isinstance(last, nn.Linear)
+        hidden = F.relu(_channels_first(first.weight, first.bias, features.flatten(2)), inplace=True)
+        start, stop, _ = (layers or slice(None)).indices(self.layers)
+        rows = slice(start * self.heads, stop * self.heads)
+        bias = _channels_first(last.weight[rows], last.bias[rows], hidden)
+        return list(bias.unflatten(2, features.shape[2:]).split(self.heads, dim=1))
+
+    def _geometry(self, points: Tensor, normals: Tensor) -> Tensor:
+        """Distances and angles of all pairs, (B, C, n, n).
+
+        Channels first: the last product then writes the heads one after the other, as attention reads them.
+        """
         distance = torch.cdist(points, points)
         away = 1 / distance.clamp_min(1e-3 * self.scale)
         heights = normals @ points.transpose(1, 2)  # of every point over the tangent plane's origin of every other
@@ -71,15 +95,7 @@ class PairBias(nn.Module):
         leaving, arriving = (heights - own) * away, (own - heights).transpose(1, 2) * away
         near = [torch.exp(distance / (-self.scale * reach)) for reach in self.REACHES]
         angles = [leaving, arriving, normals @ normals.transpose(1, 2), leaving * arriving]
-        # Channels first: the last product then writes the heads one after the other, as attention reads them.
-        features = torch.stack([*near, *angles], dim=1).flatten(2)
-        first, _, last = self.mlp
-        assert isinstance(first, nn.Linear) and isinstance(last, nn.Linear)
-        hidden = F.relu(_channels_first(first.weight, first.bias, features), inplace=True)
-        start, stop, _ = (layers or slice(None)).indices(self.layers)
-        rows = slice(start * self.heads, stop * self.heads)
-        bias = _channels_first(last.weight[rows], last.bias[rows], hidden)
-        return list(bias.unflatten(2, distance.shape[1:]).split(self.heads, dim=1))
+        return torch.stack([*near, *angles], dim=1)
 
 
 def _channels_first(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:

@@ -7,9 +7,12 @@ from torch.nn import functional as F
 
 from lepard_ros.cloud.pyramid import Pyramid
 from lepard_ros.network.config import LepardConfig
-from lepard_ros.network.convolution import CHUNK, KernelPointConvolution, Relation, take_rows
+from lepard_ros.network.convolution import CHUNK, KernelPointConvolution, Relation, take_rows, with_zero_row
+from lepard_ros.network.precision import at_least_float, full_precision
+from lepard_ros.network.workspace import Workspace
 
-SLOPE = 0.1
+SLOPE, EPSILON = 0.1, 1e-5
+POOLED_NUMBERS = 2**20  # gathered at a time, so that they stay in the processor's cache
 # Within each level, and from each level to the next.
 Relations = tuple[list[Relation], list[Relation]]
 
@@ -32,7 +35,7 @@ def _standardise(x: Tensor) -> Tensor:
     """Zero mean and unit variance of each channel over the points (N, C)."""
     if len(x) < 2:
         return torch.zeros_like(x)
-    return F.batch_norm(x, None, None, training=True, eps=1e-5)
+    return F.batch_norm(x, None, None, training=True, eps=EPSILON)
 
 
 def _standardise_exactly(x: Tensor) -> Tensor:
@@ -40,9 +43,10 @@ def _standardise_exactly(x: Tensor) -> Tensor:
 
     x, which is the output of a linear layer or a convolution and needed by nobody else, may be written to.
     """
+    x = at_least_float(x)
     mean = x.mean(0)
     squares = torch.stack([(part - mean).square().sum(0) for part in x.split(CHUNK)])  # pieces that fit the cache
-    scale = torch.rsqrt(squares.sum(0) / len(x) + 1e-5)
+    scale = torch.rsqrt(squares.sum(0) / len(x) + EPSILON)
     # Where no gradient needs x, the result takes its place: new memory for it costs more than the sum.
     return torch.addcmul(-mean * scale, x, scale, out=None if torch.is_grad_enabled() else x)
 
@@ -57,8 +61,50 @@ class Unary(nn.Module):
 
     def forward(self, x: Tensor, lengths: list[int]) -> Tensor:
         """x: (N, inputs) -> (N, outputs)."""
-        x = self.norm(self.mlp(x), lengths)
+        if self._worth_folding(x):
+            centred, weight = self._folded(x)
+            x = centred @ weight
+        else:
+            x = self.norm(self.mlp(x), lengths)
         return F.leaky_relu_(x, SLOPE) if self.activate else x
+
+    def add_to(self, total: Tensor, x: Tensor, lengths: list[int]) -> Tensor:
+        """total + self(x), in the place of `total` (N, outputs)."""
+        if not self._worth_folding(x):
+            return total.add_(self(x, lengths))
+        centred, weight = self._folded(x)
+        return total.addmm_(centred.to(total.dtype), weight.to(total.dtype))  # the types differ under autocast
+
+    def _worth_folding(self, x: Tensor) -> bool:
+        """Whether the covariance of x costs less than passing over the outputs: many points, few inputs."""
+        return self.norm.joint and self.mlp.out_features > x.shape[1] and len(x) > 16 * x.shape[1]
+
+    def _folded(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Centred x and the weight (inputs, outputs) with the joint norm in it: their product is the normed output.
+
+        The variance of the output follows from the covariance of the input, which is a quarter as wide: nothing has to
+        pass over the large table of outputs again.
+        """
+        weight, x = self.mlp.weight.T, at_least_float(x)
+        centred = x - x.mean(0)
+        with full_precision(x):
+            covariance = centred.T @ centred / len(x)
+            variance = (weight * (covariance @ weight)).sum(0)
+        return centred, weight * torch.rsqrt(variance.clamp_min(0) + EPSILON)
+
+
+class Rise(Unary):
+    """The decoder's step to a finer level: the layer on cat[features of the nearest coarser point, own features]."""
+
+    def rise(self, coarse: Tensor, nearest: Tensor, own: Tensor, lengths: list[int]) -> Tensor:
+        """coarse: (M, a); nearest: (N,) of coarser points; own: (N, b) -> (N, outputs).
+
+        Multiplied before they are copied to the finer points: these are several times as many.
+        """
+        from_coarse, from_own = self.mlp.weight.T.split([coarse.shape[1], own.shape[1]])
+        x = upsample(coarse @ from_coarse, nearest)
+        x = x.addmm_(own.to(x.dtype), from_own.to(x.dtype))  # the types differ under autocast
+        return F.leaky_relu_(self.norm(x, lengths), SLOPE)
 
 
 class SimpleBlock(nn.Module):
@@ -90,21 +136,25 @@ class ResidualBlock(nn.Module):
         """x: (M, inputs) -> (N, outputs); before, after: lengths of the stacked clouds at supports and queries."""
         y = self.unary1(x, before)
         y = self.unary2(self.convolution(y, relation, after), after)
-        shortcut = x if before == after else max_pool(x, relation.neighbours)
+        shortcut = x if before == after else max_pool(x, relation.neighbours, relation.workspace)
         if self.unary_shortcut is not None:
-            shortcut = self.unary_shortcut(shortcut, after)
-        return F.leaky_relu_(y.add_(shortcut), SLOPE)
+            y = self.unary_shortcut.add_to(y, shortcut, after)
+        else:
+            y = y.add_(shortcut)
+        return F.leaky_relu_(y, SLOPE)
 
 
-def max_pool(x: Tensor, neighbours: Tensor) -> Tensor:
+def max_pool(x: Tensor, neighbours: Tensor, workspace: Workspace) -> Tensor:
     """The largest feature among the neighbours; the zero of a missing one counts, as in the reference."""
-    padded = F.pad(x, (0, 0, 0, 1))
-    return torch.cat([take_rows(padded, part).amax(1) for part in neighbours.split(CHUNK)])
+    filled = with_zero_row(x)
+    at_once = max(1, POOLED_NUMBERS // (x.shape[1] * neighbours.shape[1]))
+    parts = neighbours.split(at_once)
+    return torch.cat([take_rows(filled, part, workspace).amax(1) for part in parts])
 
 
 def upsample(x: Tensor, nearest: Tensor) -> Tensor:
     """Each finer point takes the features of its nearest coarser point; zeros where there is none."""
-    return F.pad(x, (0, 0, 0, 1)).index_select(0, nearest)
+    return with_zero_row(x).index_select(0, nearest)
 
 
 class Backbone(nn.Module):
@@ -134,7 +184,7 @@ class Backbone(nn.Module):
         last = self.MATCH_LEVEL if not config.fine_dim else 0
         for level in range(levels - 2, last - 1, -1):
             out = width * 2**level
-            self.decoder[str(level)] = Unary(channels + out, out, norm)
+            self.decoder[str(level)] = Rise(channels + out, out, norm)
             channels = out
         self.coarse_out = nn.Linear(width * 2**self.MATCH_LEVEL, config.feature_dim)
         self.fine_out = nn.Linear(width, config.fine_dim) if config.fine_dim else None
@@ -161,10 +211,10 @@ class Backbone(nn.Module):
     def decode(self, x: Tensor, skips: list[Tensor], pyramid: Pyramid) -> tuple[Tensor, Tensor | None]:
         """From the coarsest level to the matched one, then to the fine one."""
         coarse = None
-        for name, unary in self.decoder.items():
+        for name, step in self.decoder.items():
+            assert isinstance(step, Rise)
             level = int(name)
-            x = torch.cat([upsample(x, pyramid.upsamples[level]), skips[level]], dim=1)
-            x = unary(x, pyramid.lengths[level])
+            x = step.rise(x, pyramid.upsamples[level], skips[level], pyramid.lengths[level])
             if level == self.MATCH_LEVEL:
                 coarse = self.coarse_out(x)
         assert coarse is not None
@@ -180,11 +230,13 @@ class Backbone(nn.Module):
     def relations(self, pyramid: Pyramid) -> Relations:
         """Who convolves whom within each level, and from each level to the next."""
 
+        workspace = Workspace()
+
         def relation(queries: int, supports: int, neighbours: Tensor) -> Relation:
             radius = self.config.grid * self.config.conv_radius * 2**supports
             points, normals = pyramid.points, pyramid.normals
             directions = (normals[queries], normals[supports]) if normals else (None, None)
-            return Relation(points[queries], points[supports], neighbours, radius, *directions)
+            return Relation(points[queries], points[supports], neighbours, radius, *directions, workspace)
 
         same = [relation(level, level, index) for level, index in enumerate(pyramid.neighbours)]
         down = [relation(level + 1, level, index) for level, index in enumerate(pyramid.pools)]

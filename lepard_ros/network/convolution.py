@@ -12,11 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lepard_ros.network.precision import full_precision
+from lepard_ros.network.workspace import Workspace
+
 # Nodes of the invariant kernel functions: elevation sin, and cosine between the normals. Radius has two halves.
 ELEVATION_NODES = (-0.7, 0.0, 0.7)
 LEAN_NODES = (0.0, 0.7, 1.0)
 INVARIANT_KERNELS = 2 * len(ELEVATION_NODES) * len(LEAN_NODES)
-# Points convolved at a time with xyz kernels: the gathered neighbours then stay in the processor's cache.
+# Points convolved at a time with xyz kernels: what is made for them stays in the processor's cache.
 CHUNK = 256
 
 
@@ -24,7 +27,8 @@ CHUNK = 256
 class Relation:
     """Who convolves whom: query points, support points and neighbour indices (N, K), M for a missing one.
 
-    radius: metres. bag: the invariant operator, made on first use and shared by all layers of a level.
+    radius: metres. workspace: for the tables of one convolution after the other. bag: the invariant operator, offsets:
+    where the neighbours are; both made on first use and shared by all layers of a level.
     """
 
     queries: Tensor
@@ -33,13 +37,24 @@ class Relation:
     radius: float
     query_normals: Tensor | None = None
     support_normals: Tensor | None = None
+    workspace: Workspace = field(default_factory=Workspace, repr=False)
     bag: "KernelBag | None" = field(default=None, repr=False)
+    offsets: Tensor | None = field(default=None, repr=False)
 
     def invariant_bag(self) -> "KernelBag":
         """The sparse operator of the invariant kernel functions."""
         if self.bag is None:
             self.bag = KernelBag.of(self)
         return self.bag
+
+    def neighbour_offsets(self) -> Tensor:
+        """From each query to its neighbours: (N, K, 5) with x, y, z, squared distance, 1; missing ones are far away."""
+        if self.offsets is None:
+            far = torch.cat([self.supports, self.supports.new_full((1, 3), 1e6)])
+            offsets = take_rows(far, self.neighbours) - self.queries[:, None]
+            squares = offsets.square().sum(-1, keepdim=True)
+            self.offsets = torch.cat([offsets, squares, torch.ones_like(squares)], dim=-1)
+        return self.offsets
 
 
 @dataclass
@@ -80,11 +95,6 @@ class KernelBag:
         high_high, low_high = high_e * share_l, low_e * share_l
         weights = torch.stack([low_e - low_high, low_high, high_e - high_high, high_high], dim=-1)
         return cls(columns.flatten(1), weights.flatten(1), supports)
-
-    def histogram(self) -> Tensor:
-        """The product with a constant feature: (N, kernels), how the neighbours spread over the functions."""
-        table = self.weights.new_zeros(len(self.columns), INVARIANT_KERNELS)
-        return table.scatter_add_(1, self.columns.long() % INVARIANT_KERNELS, self.weights)
 
     def transpose(self) -> tuple[Tensor, Tensor, Tensor]:
         """(queries, offsets, weights) grouped by column, for the backward pass; made once."""
@@ -127,9 +137,16 @@ class _BagProduct(torch.autograd.Function):
         return F.embedding_bag(queries, gradient, offsets, per_sample_weights=weights.to(gradient), mode="sum"), None
 
 
-def take_rows(values: Tensor, index: Tensor) -> Tensor:
+def take_rows(values: Tensor, index: Tensor, workspace: Workspace | None = None) -> Tensor:
     """values[index] for rows (M, C) and indices (...): several times faster than indexing."""
-    return values.index_select(0, index.flatten()).view(*index.shape, values.shape[1])
+    width = values.shape[1]
+    out = workspace.table("taken", values, index.numel(), width) if workspace else None
+    return torch.index_select(values, 0, index.flatten(), out=out).view(*index.shape, width)
+
+
+def with_zero_row(values: Tensor) -> Tensor:
+    """(M, C) -> (M + 1, C): what the index M of a missing neighbour takes."""
+    return torch.cat([values, values.new_zeros(1, values.shape[1])])
 
 
 class KernelPointConvolution(nn.Module):
@@ -149,35 +166,45 @@ class KernelPointConvolution(nn.Module):
         """features: (M, inputs) of the supports. Returns (N, outputs) at the queries."""
         if self.kernel == "invariant":
             return self._invariant(features, relation)
-        padded = F.pad(relation.supports, (0, 0, 0, 1), value=1e6)
-        filled = F.pad(features, (0, 0, 0, 1))
+        filled = with_zero_row(features)
         counted = (filled.detach().sum(1) > 0).to(features.dtype)
-        parts = [
-            self._xyz(filled, counted, padded, queries, index)
-            for queries, index in zip(relation.queries.split(CHUNK), relation.neighbours.split(CHUNK), strict=True)
-        ]
-        return torch.cat(parts)
+        count = max(1, len(relation.neighbours) // CHUNK)
+        pieces = zip(relation.neighbour_offsets().chunk(count), relation.neighbours.chunk(count), strict=True)
+        return torch.cat([self._xyz(filled, counted, offsets, index, relation.workspace) for offsets, index in pieces])
 
     def _invariant(self, features: Tensor, relation: Relation) -> Tensor:
         kernels, inputs, outputs = self.weights.shape
         bag = relation.invariant_bag()
-        rows = features @ self.weights.permute(1, 0, 2).reshape(inputs, kernels * outputs)
+        out = relation.workspace.table("rows", features, len(features), kernels * outputs)
+        rows = torch.mm(features, self.weights.permute(1, 0, 2).reshape(inputs, kernels * outputs), out=out)
         return _BagProduct.apply(rows.view(-1, outputs), bag)
 
-    def _xyz(self, features: Tensor, counted: Tensor, supports: Tensor, queries: Tensor, index: Tensor) -> Tensor:
-        """One chunk of queries (n, 3) with neighbours (n, K); counted: (M + 1,), 1 where a support counts."""
-        offsets = (take_rows(supports, index) - queries[:, None]).flatten(0, 1)
-        influence = self._influence(offsets).view(*index.shape, -1)
-        summed = (influence.transpose(1, 2) @ take_rows(features, index)).flatten(1)
+    def _xyz(self, features: Tensor, counted: Tensor, offsets: Tensor, index: Tensor, workspace: Workspace) -> Tensor:
+        """One piece: offsets (n, K, 5) of the neighbours (n, K); counted: (M + 1,), 1 where a support counts."""
+        influence = self._influence(offsets.flatten(0, 1), workspace).view(*index.shape, -1).transpose(1, 2)
+        summed = _weighted_sums(influence, take_rows(features, index, workspace), workspace).flatten(1)
         count = counted.index_select(0, index.flatten()).view(index.shape).sum(1).clamp_min(1)
         return summed @ self.weights.flatten(0, 1) / count[:, None]
 
-    def _influence(self, offsets: Tensor) -> Tensor:
-        """How much each kernel point feels neighbours at these offsets (M, 3): (M, kernels), 1 - distance / extent."""
-        squares = torch.addmm(self.kernel_points.square().sum(1), offsets, -2 * self.kernel_points.T)
-        squares = squares.add_(offsets.square().sum(1, keepdim=True))
-        # The clamp keeps the root's gradient finite at a kernel point; the loss has none with respect to positions.
-        return squares.clamp_min_(1e-12).sqrt_().mul_(-1 / self.extent).add_(1).clamp_min_(0)
+    def _influence(self, offsets: Tensor, workspace: Workspace) -> Tensor:
+        """How much each kernel point feels neighbours at these offsets (M, 5): (M, kernels), 1 - distance / extent."""
+        points = self.kernel_points.T
+        # |o - p|^2 = -2 o p + |o|^2 + |p|^2, in one product.
+        factors = torch.cat([-2 * points, torch.ones_like(points[:1]), points.square().sum(0, keepdim=True)])
+        out = workspace.table("influence", offsets, len(offsets), points.shape[1])
+        with full_precision(offsets):
+            squares = torch.mm(offsets, factors / self.extent**2, out=out)
+        # The lower limit keeps the root's gradient finite at a kernel point; the loss has none in the positions.
+        distances = squares.clamp_(1e-12, 1).sqrt_()
+        return torch.sub(1, distances, out=out)
+
+
+def _weighted_sums(influence: Tensor, features: Tensor, workspace: Workspace) -> Tensor:
+    """Sums over neighbours: (n, kernels, K) with (n, K, C) -> (n, kernels, C)."""
+    if features.shape[-1] == 1:  # a product with a single column is slow
+        return (influence * features.transpose(1, 2)).sum(-1, keepdim=True)
+    out = workspace.table("summed", features, *influence.shape[:2], features.shape[2])
+    return torch.matmul(influence, features, out=out)
 
 
 def scatter_kernel_points(count: int, radius: float) -> Tensor:

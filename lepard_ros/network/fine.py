@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from lepard_ros.cloud.pyramid import Pyramid
+from lepard_ros.network.workspace import Workspace
 
 # Confidence that a pair of coarse points has at least: a fine match must stay possible where the coarse ones are wrong.
 FLOOR = 1e-5
@@ -56,8 +57,10 @@ def best_partners(
     y = torch.cat([y, padding], dim=1)
     if columns is not None:
         columns = torch.cat([columns, columns[-1:].expand(-count % BLOCK)])
+    workspace = Workspace()
     for start in range(0, len(x), CHUNK):
-        scores = x[start : start + CHUNK] @ y
+        part = x[start : start + CHUNK]
+        scores = torch.mm(part, y, out=workspace.table("scores", x, len(part), y.shape[1]))
         if prior is not None and rows is not None and columns is not None:
             scores += prior[rows[start : start + CHUNK]].index_select(1, columns)
         best, partner = _largest(scores)

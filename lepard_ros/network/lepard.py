@@ -22,6 +22,7 @@ from lepard_ros.network.config import LepardConfig
 from lepard_ros.network.fine import FineMatching
 from lepard_ros.network.matching import Matching
 from lepard_ros.network.position import PositionCode, position_code
+from lepard_ros.network.precision import full_precision
 from lepard_ros.network.procrustes import RigidFit, robust_procrustes, soft_procrustes
 
 
@@ -110,12 +111,14 @@ class Lepard(nn.Module):
                 y = layer(y, x, cross_y, cross_x, mask_x)
             elif not self.config.entangled:
                 confidence = layer(x, y, cross_x, cross_y, source.mask, target.mask)
-                fit = self.rigid_fit(confidence, source, target)
-                moved, applied = self._reposition(source.points, fit if truth is None else truth, truth is not None)
+                with full_precision(x):
+                    fit = self.rigid_fit(confidence, source, target)
+                    moved, applied = self._reposition(source.points, fit if truth is None else truth, truth is not None)
                 codes = self._codes(moved, target.points, applied)
                 repositionings.append(Repositioning(confidence, fit, applied))
         confidence = self.matching(x, y, *codes.cross, source.mask, target.mask)
-        return LepardOutput(confidence, self.rigid_fit(confidence, source, target), repositionings)
+        with full_precision(x):
+            return LepardOutput(confidence, self.rigid_fit(confidence, source, target), repositionings)
 
     def can_prepare(self) -> bool:
         """Whether the first layer sees neither the other cloud nor a position, and can be done beforehand."""

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from lepard_ros.network.config import LepardConfig
 from lepard_ros.network.position import PositionCode
+from lepard_ros.network.precision import at_least_float
 
 
 class Matching(nn.Module):
@@ -42,7 +43,7 @@ class Matching(nn.Module):
 
 def dual_softmax(scores: Tensor, x_mask: Tensor, y_mask: Tensor) -> Tensor:
     """Softmax over the rows times softmax over the columns, (B, n, m); padded entries get 0."""
-    scores = scores.float()  # probabilities keep their precision under autocast
+    scores = at_least_float(scores)
     valid = x_mask[:, :, None] & y_mask[:, None]
     if not bool(valid.all()):
         scores = scores.masked_fill(~valid, -1e9)
@@ -52,6 +53,7 @@ def dual_softmax(scores: Tensor, x_mask: Tensor, y_mask: Tensor) -> Tensor:
 
 def sinkhorn(scores: Tensor, bin_score: Tensor, iterations: int, x_mask: Tensor, y_mask: Tensor) -> Tensor:
     """Optimal transport with an extra row and column for points without a match, in log space: (B, n, m)."""
+    scores = at_least_float(scores)
     n, m = x_mask.sum(1).to(scores), y_mask.sum(1).to(scores)
     valid = x_mask[:, :, None] & y_mask[:, None]
     rows, columns = scores.shape[1:]

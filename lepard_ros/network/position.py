@@ -19,13 +19,12 @@ class RotaryCode(PositionCode):
     def __init__(self, positions: Tensor, dim: int) -> None:
         """positions: (..., n, 3) in units of the code; dim: d."""
         angles = _angles(positions, dim).flatten(-2)
-        self.cos, self.sin = angles.cos(), angles.sin()
+        self.turns = torch.polar(torch.ones_like(angles), angles)
 
     def apply(self, x: Tensor) -> Tensor:
         """(..., n, d) -> (..., n, d), of the same length."""
-        even, odd = x[..., 0::2], x[..., 1::2]
-        turned = torch.stack([even * self.cos - odd * self.sin, odd * self.cos + even * self.sin], dim=-1)
-        return turned.flatten(-2)
+        pairs = x.to(self.turns.real.dtype).unflatten(-1, (-1, 2)).contiguous()  # complex halves are not to be had
+        return torch.view_as_real(torch.view_as_complex(pairs) * self.turns).flatten(-2)
 
 
 class SinusoidalCode(PositionCode):

@@ -1,0 +1,15 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
+"""Where autocast must not shorten the numbers."""
+
+import torch
+from torch import Tensor
+
+
+def full_precision(like: Tensor) -> torch.autocast:
+    """A block without autocast: positions to the millimetre, sums over thousands of points, tiny probabilities."""
+    return torch.autocast(like.device.type, enabled=False)
+
+
+def at_least_float(x: Tensor) -> Tensor:
+    """x in single precision, if it came out of autocast with less."""
+    return x.float() if x.dtype.itemsize < 4 else x

@@ -1,0 +1,26 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
+"""Memory that is written again and again."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+class Workspace:
+    """Tables that each piece of a long computation writes anew: memory that is in the cache already is far cheaper.
+
+    There are none where gradients are recorded, which need every piece's own, nor where autocast chooses the types.
+    """
+
+    def __init__(self) -> None:
+        self.tables: dict[str, Tensor] = {}
+
+    def table(self, name: str, like: Tensor, *shape: int) -> Tensor | None:
+        """A table of this shape, with anything in it, for a parameter `out`; None: the operation is to make its own."""
+        if torch.is_grad_enabled() or torch.is_autocast_enabled(like.device.type):
+            return None
+        size, table = math.prod(shape), self.tables.get(name)
+        if table is None or table.numel() < size or (table.dtype, table.device) != (like.dtype, like.device):
+            table = self.tables[name] = like.new_empty(size)
+        return table[:size].view(shape)

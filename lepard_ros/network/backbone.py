@@ -236,7 +236,7 @@ class Backbone(nn.Module):
             radius = self.config.grid * self.config.conv_radius * 2**supports
             points, normals = pyramid.points, pyramid.normals
             directions = (normals[queries], normals[supports]) if normals else (None, None)
-            return Relation(points[queries], points[supports], neighbours, radius, *directions, workspace)
+            return Relation(points[queries], points[supports], neighbours, radius, *directions, workspace=workspace)
 
         same = [relation(level, level, index) for level, index in enumerate(pyramid.neighbours)]
         down = [relation(level + 1, level, index) for level, index in enumerate(pyramid.pools)]

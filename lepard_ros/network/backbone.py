@@ -235,8 +235,8 @@ class Backbone(nn.Module):
         def relation(queries: int, supports: int, neighbours: Tensor) -> Relation:
             radius = self.config.grid * self.config.conv_radius * 2**supports
             points, normals = pyramid.points, pyramid.normals
-            directions = (normals[queries], normals[supports]) if normals else (None, None)
-            return Relation(points[queries], points[supports], neighbours, radius, *directions, workspace=workspace)
+            own, others = (normals[queries], normals[supports]) if normals else (None, None)
+            return Relation(points[queries], points[supports], neighbours, radius, own, others, workspace)
 
         same = [relation(level, level, index) for level, index in enumerate(pyramid.neighbours)]
         down = [relation(level + 1, level, index) for level, index in enumerate(pyramid.pools)]

@@ -20,9 +20,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
+from lepard_ros.cloud.normals import surface_normals
 from lepard_ros.registration.block_cholesky import BlockCholesky
 from lepard_ros.registration.graph import GraphSettings, build_graph
-from lepard_ros.registration.nonrigid import NonrigidSettings, solve_nonrigid, surface_normals
+from lepard_ros.registration.nonrigid import NonrigidSettings, solve_nonrigid
 from lepard_ros.registration.normal_equations import DataTerm, Motion, NormalEquations
 from lepard_ros.registration.types import Matches, Status
 from lepard_ros.registration.warp import Warp

@@ -52,6 +52,26 @@ def test_limbs_two_centimetres_apart_share_neither_edges_nor_nodes() -> None:
     assert carried.all()
 
 
+def test_a_sheet_that_stands_close_over_another_is_not_linked_to_it() -> None:
+    upright = plane(0.2, 0.1)[:, [0, 2, 1]] * [1, 1, -1] + [0.1, -0.85, 0.99]
+    cloud = np.concatenate([plane(0.4, 0.3), upright])
+
+    def links_across(fold: float) -> int:
+        graph = build_graph(cloud, GraphSettings(sharpest_fold=fold))
+        stands = graph.nodes[:, 2] < 0.995
+        return int((stands[graph.edges[:, 0]] != stands[graph.edges[:, 1]]).sum())
+
+    assert links_across(60.0) == 0 < links_across(90.0)
+
+
+def test_a_fold_of_a_quarter_turn_over_five_centimetres_holds() -> None:
+    x, y, _ = plane(0.4, 0.3).T
+    angle = np.clip((x - 0.2) / 0.03, 0, np.pi / 2)
+    down = 0.03 * (1 - np.cos(angle)) + np.maximum(x - 0.2 - 0.03 * np.pi / 2, 0)
+    graph = build_graph(np.stack([np.minimum(x, 0.2) + 0.03 * np.sin(angle), y, 1 - down], axis=1))
+    assert len(np.unique(clusters(graph.edges, len(graph.nodes)))) == 1
+
+
 def test_an_organised_cloud_is_cut_at_depth_steps_of_more_than_four_centimetres() -> None:
     u, v = np.meshgrid(np.arange(120), np.arange(80))
     depth = np.where(u < 60, 1.0, 1.05)

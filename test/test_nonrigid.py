@@ -8,17 +8,19 @@ from scipy.spatial import cKDTree
 from scipy.spatial.transform import Rotation
 
 from conftest import shared_data
+from lepard_ros.cloud.normals import surface_normals
 from lepard_ros.errors import InputError
 from lepard_ros.registration.block_cholesky import BlockCholesky, NotPositiveDefinite
 from lepard_ros.registration.block_pcg import BlockConjugateGradients
 from lepard_ros.registration.graph import DeformationGraph, GraphSettings, build_graph
+from lepard_ros.registration.match_filter import FilterSettings
 from lepard_ros.registration.nonrigid import (
     NICP,
     NonrigidSettings,
     WarpSettings,
     local_motions,
+    moving_together,
     solve_nonrigid,
-    surface_normals,
     warp_from_matches,
 )
 from lepard_ros.registration.normal_equations import DataTerm, Motion, NormalEquations, rotation_from_vector
@@ -200,6 +202,29 @@ def test_surfaces_that_touch_and_part_are_cut_and_said_so() -> None:
     warp = warp_from_matches(cloud, target, matches_of(points, target, 400))
     assert warp.ok and warp.cut_edges > 0
     assert np.median(np.linalg.norm(warp(points) - target, axis=1)) < 0.005
+
+
+def test_a_patch_that_lay_on_a_larger_surface_goes_where_its_own_matches_lead() -> None:
+    """Its matches are few beside those around them, and would be outliers of the sheet's motion."""
+    sheet = plane(0.6, 0.4)
+    on_patch = (np.abs(sheet[:, :2] - [0.3, 0.2]) < 0.05).all(axis=1)
+    away = sheet + np.where(on_patch[:, None], [0.0, 0.1, 0.6], 0.0)
+    warp = warp_from_matches(
+        sheet, away, matches_of(sheet, away, 500), WarpSettings(filter=FilterSettings(least_trust=0))
+    )
+    moved, warped = warp.apply(sheet)
+    error = np.linalg.norm(moved - away, axis=1)
+    assert warp.status is Status.OK and warped.all() and warp.cut_edges > 0
+    assert error.mean() < 0.01 and np.median(error[on_patch]) < 0.005
+
+
+def test_matches_move_together_only_as_one_piece() -> None:
+    rng, piece = np.random.default_rng(0), plane(0.1, 0.1, 0.02)
+    turn, shift = rigid()
+    together = Matches(piece, piece @ turn.T + shift, np.ones(len(piece)))
+    scattered = Matches(piece, rng.uniform(0, 1, piece.shape), np.ones(len(piece)))
+    assert moving_together(together, 0.05).all() and not moving_together(scattered, 0.05).any()
+    assert not moving_together(Matches(*(part[:3] for part in together)), 0.05).any()
 
 
 def test_a_start_is_followed_and_time_that_runs_out_is_said() -> None:

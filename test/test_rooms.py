@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lepard_ros.cloud.depth import depth_to_points
+from lepard_ros.cloud.normals import surface_normals
 from lepard_ros.errors import InputError
 from lepard_ros.learning import furniture
 from lepard_ros.learning.fragments import SINGLE, Fragment, Shot, camera_pose, spread, take
 from lepard_ros.learning.meshes import MeshLibrary, box, load_library
-from lepard_ros.learning.real_shards import lone_view_shard, refined_motion, surface_normals
+from lepard_ros.learning.real_shards import lone_view_shard, refined_motion
 from lepard_ros.learning.rooms import FloorPlan, Room, compose_room
 from lepard_ros.learning.sensor import (
     DepthSensor,

@@ -3,11 +3,23 @@
 
 import math
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.spatial import cKDTree
 from torch import Tensor
 
 # A direction is read off the closed form where the two smaller eigenvalues differ by at least this share of the trace.
 CLEAR = 1e-6
+
+
+def surface_normals(points: NDArray[np.floating], neighbours: int = 16) -> NDArray[np.floating]:
+    """Unit normals (N, 3) of a cloud (N, 3) that was seen from the origin, from so many neighbours."""
+    if len(points) < 3:
+        return np.tile([0.0, 0.0, -1.0], (len(points), 1))
+    index = cKDTree(points).query(points, min(neighbours, len(points)))[1]
+    origin = torch.zeros(3, dtype=torch.float64)
+    return estimate_normals(torch.from_numpy(points), torch.from_numpy(index), origin)[0].numpy()
 
 
 def estimate_normals(points: Tensor, neighbours: Tensor, viewpoint: Tensor) -> tuple[Tensor, Tensor]:

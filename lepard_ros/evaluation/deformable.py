@@ -89,8 +89,9 @@ class NearestNeighbourIcp:
 
     def align(self, source: FloatArray, target: FloatArray) -> DeformableResult:
         """Fit the graph without matches."""
+        from lepard_ros.cloud.normals import surface_normals
         from lepard_ros.registration.graph import build_graph
-        from lepard_ros.registration.nonrigid import solve_nonrigid, surface_normals
+        from lepard_ros.registration.nonrigid import solve_nonrigid
 
         wall, cpu = time.perf_counter(), time.process_time()
         wide = np.asarray(target, dtype=np.float64)

@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
 from scipy.spatial.transform import Rotation
 
 from lepard_ros.cloud.depth import Camera, depth_to_points
-from lepard_ros.cloud.normals import estimate_normals
+from lepard_ros.cloud.normals import surface_normals
 from lepard_ros.errors import InputError
 from lepard_ros.evaluation.recordings import Recording, RoomRecording, open_recording, read_camera, read_depth_png
 from lepard_ros.learning.fragments import GRID, SINGLE, Fragment, on_grid, spread
@@ -135,14 +133,7 @@ def refined_motion(source: Surface, target: Surface, recorded: FloatArray) -> Fl
 def _surface(points: FloatArray) -> Surface:
     """The cloud (N, 3) on the grid, with normals."""
     centres, _ = on_grid(points, np.zeros_like(points))
-    return Surface(centres, surface_normals(centres), GRID)
-
-
-def surface_normals(points: FloatArray) -> FloatArray:
-    """Unit normals (N, 3) from twelve neighbours, towards the sensor at the origin."""
-    _, neighbours = cKDTree(points).query(points, k=12)
-    normals, _ = estimate_normals(torch.from_numpy(points), torch.from_numpy(neighbours), torch.zeros(3))
-    return normals.numpy()
+    return Surface(centres, surface_normals(centres, 12), GRID)
 
 
 # ---------------------------------------------------------------- lone views
@@ -168,7 +159,7 @@ def virtual_view(points: FloatArray, rng: Generator) -> Fragment:
     noise = rng.normal(0, 0.0015, (len(local), 1)) * local[:, 2:] ** 2
     rays = local / np.maximum(np.linalg.norm(local, axis=1, keepdims=True), 1e-6)
     centres, _ = on_grid((local + rays * noise).astype(np.float32), np.zeros_like(local))
-    normals = surface_normals(centres) @ pose[:3, :3].T if len(centres) > 12 else np.zeros_like(centres)
+    normals = surface_normals(centres, 12) @ pose[:3, :3].T if len(centres) > 12 else np.zeros_like(centres)
     return Fragment(centres, normals, pose, SINGLE)
 
 

@@ -10,10 +10,10 @@ from scipy.spatial.transform import Rotation
 
 from lepard_ros.cloud.files import read_cloud
 from lepard_ros.cloud.grid import grid_subsample
+from lepard_ros.cloud.normals import surface_normals
 from lepard_ros.errors import InputError
 from lepard_ros.evaluation.readers import OfficialScenes, RigidPair
 from lepard_ros.learning.fragments import Fragment
-from lepard_ros.learning.real_shards import surface_normals
 from lepard_ros.learning.samples import Augmentation, Pair, augmented_cloud
 from lepard_ros.learning.shards import Shard, pack, save_room
 from lepard_ros.network.lepard import Lepard
@@ -59,7 +59,7 @@ def scan_shards(folder: Path) -> Iterator[Shard]:
         fragments = []
         for name, pose in poses[start : start + WINDOW]:
             points = grid_subsample(torch.from_numpy(read_cloud(folder / name)).double(), GRID)[0].numpy()
-            fragments.append(Fragment(points, surface_normals(points), pose, kind=0))
+            fragments.append(Fragment(points, surface_normals(points, 12), pose, kind=0))
         shard = pack(fragments, np.random.default_rng(number))
         if len(shard.pairs):
             yield shard

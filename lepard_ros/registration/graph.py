@@ -14,6 +14,7 @@ from scipy import sparse
 from scipy.sparse.csgraph import connected_components, dijkstra, minimum_spanning_tree
 from scipy.spatial import cKDTree
 
+from lepard_ros.cloud.normals import surface_normals
 from lepard_ros.errors import InputError
 from lepard_ros.registration.types import FloatArray
 
@@ -31,6 +32,8 @@ class GraphSettings:
     coverage: a node covers the surface within this distance, and is the sigma of the skinning weights.
     edges: neighbours of a node that hold it as rigid as possible. skinning: nodes that carry one point.
     longest_side: triangles of an organised cloud with a longer side are no surface, nor are longer steps in any cloud.
+    sharpest_fold: degrees; neighbours in an unorganised cloud whose normals differ by more are not linked: there one
+    surface lies on another.
     smallest_cluster: a connected part of the surface with fewer nodes than this, counted at the paper's coverage of
     0.9 cm, is not warped: its nodes are not `active`, and its points are reported as not covered. It is an area, not a
     count: a node stands for about coverage^2 of surface, so at a coverage of 2 cm the same area has 40 (0.9 / 2)^2 = 8
@@ -41,6 +44,7 @@ class GraphSettings:
     edges: int = 6
     skinning: int = 4
     longest_side: float = 0.04
+    sharpest_fold: float = 60.0
     smallest_cluster: int = 40
 
     @property
@@ -158,7 +162,7 @@ def _surface(points: FloatArray, settings: GraphSettings) -> tuple[FloatArray, s
         pairs = cell[number[pairs]]
     elif points.ndim == 2 and points.shape[-1] == 3:
         surface, _ = _thin(_not_empty(points[np.isfinite(points).all(axis=-1)]), spacing)
-        pairs = _radius_pairs(surface, settings.longest_side)
+        pairs = _radius_pairs(surface, settings)
     else:
         raise InputError(f"A cloud must have the shape (N, 3) or (H, W, 3), but this one has {points.shape}.")
     return surface, _links(surface, pairs)
@@ -191,13 +195,16 @@ def _thin(points: FloatArray, spacing: float) -> tuple[FloatArray, IntArray]:
     return sums / np.bincount(cell, minlength=len(cells))[:, None], cell
 
 
-def _radius_pairs(points: FloatArray, longest: float) -> IntArray:
-    """(P, 2) pairs of points closer than twice the usual distance to the fourth neighbour, and than `longest`."""
+def _radius_pairs(points: FloatArray, settings: GraphSettings) -> IntArray:
+    """(P, 2) pairs of points closer than twice the usual distance to the fourth neighbour, with like normals."""
     if len(points) < 5:
         return np.zeros((0, 2), dtype=np.int64)
     tree = cKDTree(points)
     usual = np.median(tree.query(points, 5)[0][:, 4])
-    return tree.query_pairs(min(2.0 * float(usual), longest), output_type="ndarray")
+    pairs = tree.query_pairs(min(2.0 * float(usual), settings.longest_side), output_type="ndarray")
+    normals = surface_normals(points, neighbours=10)
+    likeness = np.abs(np.sum(normals[pairs[:, 0]] * normals[pairs[:, 1]], axis=1))
+    return pairs[likeness >= np.cos(np.radians(settings.sharpest_fold))]
 
 
 def _links(points: FloatArray, pairs: IntArray) -> sparse.csr_matrix:

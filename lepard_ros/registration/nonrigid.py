@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from scipy.spatial import cKDTree
 
-from lepard_ros.cloud.normals import estimate_normals
+from lepard_ros.cloud.normals import surface_normals
 from lepard_ros.errors import InputError
 from lepard_ros.registration.block_cholesky import BlockCholesky
 from lepard_ros.registration.block_pcg import BlockConjugateGradients
@@ -124,6 +124,7 @@ def solve_nonrigid(
     if matches is not None:
         status = fit.follow_matches()
         for _ in range(settings.most_cuts):
+            fit.hear_outvoted()
             if fit.out_of_time or not fit.cut():
                 break
             status = fit.follow_matches()
@@ -138,15 +139,6 @@ def finite_points(cloud: FloatArray) -> FloatArray:
     """The finite points (N, 3) of a cloud (N, 3) or (H, W, 3), float64."""
     flat = np.asarray(cloud, dtype=np.float64).reshape(-1, 3)
     return flat[np.isfinite(flat).all(axis=1)]
-
-
-def surface_normals(points: FloatArray, neighbours: int = 16) -> FloatArray:
-    """Unit normals (N, 3) of a cloud (N, 3) that was seen from the origin."""
-    if len(points) < 3:
-        return np.tile([0.0, 0.0, -1.0], (len(points), 1))
-    index = cKDTree(points).query(points, min(neighbours, len(points)))[1]
-    origin = torch.zeros(3, dtype=torch.float64)
-    return estimate_normals(torch.from_numpy(points), torch.from_numpy(index), origin)[0].numpy()
 
 
 def chosen(matches: Matches, kept: BoolArray) -> Matches:
@@ -173,6 +165,20 @@ def local_motions(nodes: FloatArray, matches: Matches, neighbours: int = 24, wid
     rotation = nearest_rotation(torch.from_numpy(moment)).numpy()
     moved = np.einsum("nij,nj->ni", rotation, nodes - centre_source) + centre_target
     return Motion(rotation, moved - nodes)
+
+
+def moving_together(matches: Matches, radius: float, neighbours: int = 6) -> BoolArray:
+    """(M,) matches that keep their distance to at least three of their nearest, up to a quarter of it.
+
+    radius: metres; nearest within twice that.
+    """
+    count = min(neighbours + 1, len(matches.source))
+    if count < 4:
+        return np.zeros(len(matches.source), dtype=bool)
+    before, index = cKDTree(matches.source).query(matches.source, count)
+    after = np.linalg.norm(matches.target[index] - matches.target[:, None], axis=-1)
+    kept = (before < 2 * radius) & (np.abs(after - before) < 0.25 * before + 0.005)
+    return kept[:, 1:].sum(axis=1) >= 3
 
 
 def _rigid_motion(matches: Matches) -> FloatArray:
@@ -238,6 +244,29 @@ class _Fit:
             self._use(self.graph.without_edges(too_long))
         self.cuts += int(too_long.sum())
         return bool(too_long.any())
+
+    def hear_outvoted(self) -> None:
+        """Let nodes whose own matches were all outvoted by those around them go where these lead.
+
+        Where one surface lies on another, the matches of the smaller one look like outliers of the larger one's
+        motion. They are not if they move as one piece: then `cut` parts the two.
+        """
+        outvoted = self.carried & ~self.inliers
+        outvoted[outvoted] = moving_together(chosen(self.matches, outvoted), self.settings.inlier_radius)
+        if not outvoted.any():
+            return
+        own, other = self._weight_on_nodes(outvoted), self._weight_on_nodes(self.carried & self.inliers)
+        led = own > np.maximum(other, 0.1 * own.max())
+        motion = local_motions(self._part.nodes[led], chosen(self.matches, outvoted), neighbours=6, width=0.03)
+        self.motion.rotation[led], self.motion.translation[led] = motion.rotation, motion.translation
+
+    def _weight_on_nodes(self, which: BoolArray) -> FloatArray:
+        """(n,) how much of these matches each node in use carries."""
+        data, kept = self.carry(self.matches.source[which])
+        weight = data.skin.weights * np.square(self.matches.confidence[which][kept])[:, None]
+        total = np.zeros(len(self.nodes_in_use))
+        np.add.at(total, data.skin.nodes, weight)
+        return total
 
     @property
     def out_of_time(self) -> bool:

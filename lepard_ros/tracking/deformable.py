@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from lepard_ros.cloud.normals import surface_normals
 from lepard_ros.errors import InputError
 from lepard_ros.registration.graph import BoolArray
 from lepard_ros.registration.match_filter import FilterSettings, filter_matches
-from lepard_ros.registration.nonrigid import NonrigidSettings, chosen, solve_nonrigid, surface_normals
+from lepard_ros.registration.nonrigid import NonrigidSettings, chosen, solve_nonrigid
 from lepard_ros.registration.types import FloatArray, Matches, StageClock
 from lepard_ros.registration.warp import Warp
 from lepard_ros.tracking.model import CanonicalModel, Change, Imprint, ModelSettings, imprint, thin

@@ -12,9 +12,10 @@ import numpy as np
 from scipy import sparse
 from scipy.spatial import cKDTree
 
+from lepard_ros.cloud.normals import surface_normals
 from lepard_ros.registration.free_space import FreeSpaceSettings, conflicts
 from lepard_ros.registration.graph import BoolArray, DeformationGraph, GraphSettings, build_graph
-from lepard_ros.registration.nonrigid import local_motions, surface_normals
+from lepard_ros.registration.nonrigid import local_motions
 from lepard_ros.registration.normal_equations import Motion
 from lepard_ros.registration.types import FloatArray, Matches, Status, Surface
 from lepard_ros.registration.warp import Warp, edge_stretch

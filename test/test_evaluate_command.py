@@ -2,6 +2,9 @@
 """`lepard evaluate pairs` from end to end with a real baseline, its log, its tables and its refusals."""
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -199,3 +202,30 @@ def test_pairs_survive_their_json() -> None:
     back = pairs_module._pair_of_json(json.loads(json.dumps(pairs_module._pair_json(pair))))
     assert back.name == pair.name
     np.testing.assert_array_equal(back.truth, pair.truth)
+
+
+POOL = """
+import time
+from lepard_ros.evaluation.runner import run_parallel
+
+if __name__ == "__main__":
+    print("started", flush=True)
+    list(run_parallel(time.sleep, [60, 60], 2, print, ()))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="children are looked up in /proc")
+def test_a_killed_run_leaves_no_process_behind(tmp_path: Path) -> None:
+    script = tmp_path / "pool.py"
+    script.write_text(POOL)
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        for _ in range(3):  # "started", then an empty line of `print` from each process that is ready
+            parent.stdout.readline()
+        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        parent.kill()
+    assert len(children) >= 2
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{child}").exists() for child in children) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [child for child in children if Path(f"/proc/{child}").exists()]

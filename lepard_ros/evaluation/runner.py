@@ -3,9 +3,10 @@
 
 import json
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -72,9 +73,22 @@ def run_parallel(
         yield from pool.map(work, items)
 
 
+def end_with_parent() -> None:
+    """Let this process of a pool end when the one that started it is killed; it would work on, then wait for ever."""
+    parent = parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+
+
+def _end_after(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
+
+
 def _start(start: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     import torch
 
+    end_with_parent()
     torch.set_num_threads(1)
     start(*arguments)
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lepard_ros.errors import InputError
+from lepard_ros.evaluation.runner import end_with_parent
 from lepard_ros.learning.anime import read_anime, render_pairs, split_of
 from lepard_ros.learning.deformable_pairs import make_pair
 from lepard_ros.learning.fourdmatch import DeformablePair, save_pair
@@ -148,6 +149,7 @@ def _map(function: Callable[[Item], Result], items: list[Item], processes: int) 
 
 
 def _set_function(function: Callable[[Any], Any]) -> None:
+    end_with_parent()
     _worker["function"] = function
 
 

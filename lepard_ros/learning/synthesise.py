@@ -9,6 +9,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from lepard_ros.errors import InputError
+from lepard_ros.evaluation.runner import end_with_parent
 from lepard_ros.learning.meshes import MeshLibrary, load_library
 from lepard_ros.learning.shards import make_room, room_path, save_room
 
@@ -73,7 +74,7 @@ def synthesise_rooms(out: Path, meshes: Path | None, seeds: range, processes: in
         for seed in tqdm(missing, desc="rooms", unit="room"):
             make(seed)
         return
-    with ProcessPoolExecutor(processes, initializer=_set_library, initargs=(library,)) as pool:
+    with ProcessPoolExecutor(processes, initializer=_start_process, initargs=(library,)) as pool:
         for _ in tqdm(pool.map(make, missing, chunksize=4), total=len(missing), desc="rooms", unit="room"):
             pass
 
@@ -92,6 +93,11 @@ def write_real_shards(data: Path, out: Path) -> int:
 
 
 _library = MeshLibrary()
+
+
+def _start_process(library: MeshLibrary) -> None:
+    end_with_parent()
+    _set_library(library)
 
 
 def _set_library(library: MeshLibrary) -> None:

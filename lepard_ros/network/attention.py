@@ -27,7 +27,7 @@ class AttentionLayer(nn.Module):
         """x: (B, n, d); y: (B, m, d); codes of the same points, or None; bias: added to the scores, (B, h, n, m)."""
         q, k, v = project(self.q_proj, x, x_code), project(self.k_proj, y, y_code), self.v_proj(y)
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
-        message = attend(q, k, v, bias)
+        message = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         message = self.norm1(self.merge(message.transpose(1, 2).flatten(2)))
         return x + self.norm2(self._mlp(x, message))
 
@@ -39,13 +39,6 @@ class AttentionLayer(nn.Module):
         hidden = x.flatten(0, 1) @ own
         hidden = hidden.addmm_(message.flatten(0, 1).to(hidden.dtype), other.to(hidden.dtype))  # differ under autocast
         return last(F.relu_(hidden)).view_as(x)
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-    """Scaled dot product attention of (B, h, n, c) to (B, h, m, c); faster with a width that fills vector registers."""
-    width = q.shape[-1]
-    q, k, v = (F.pad(t, (0, -width % 8)) for t in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=width**-0.5)[..., :width]
 
 
 def project(linear: nn.Linear, x: Tensor, code: PositionCode | None) -> Tensor:

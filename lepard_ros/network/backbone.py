@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from lepard_ros.cloud.pyramid import Pyramid
 from lepard_ros.network.config import LepardConfig
 from lepard_ros.network.convolution import CHUNK, KernelPointConvolution, Relation, take_rows, with_zero_row
-from lepard_ros.network.precision import at_least_float, full_precision
+from lepard_ros.network.precision import at_least_float
 from lepard_ros.network.workspace import Workspace
 
 SLOPE, EPSILON = 0.1, 1e-5
@@ -61,36 +61,8 @@ class Unary(nn.Module):
 
     def forward(self, x: Tensor, lengths: list[int]) -> Tensor:
         """x: (N, inputs) -> (N, outputs)."""
-        if self._worth_folding(x):
-            centred, weight = self._folded(x)
-            x = centred @ weight
-        else:
-            x = self.norm(self.mlp(x), lengths)
+        x = self.norm(self.mlp(x), lengths)
         return F.leaky_relu_(x, SLOPE) if self.activate else x
-
-    def add_to(self, total: Tensor, x: Tensor, lengths: list[int]) -> Tensor:
-        """total + self(x), in the place of `total` (N, outputs)."""
-        if not self._worth_folding(x):
-            return total.add_(self(x, lengths))
-        centred, weight = self._folded(x)
-        return total.addmm_(centred.to(total.dtype), weight.to(total.dtype))  # the types differ under autocast
-
-    def _worth_folding(self, x: Tensor) -> bool:
-        """Whether the covariance of x costs less than passing over the outputs: many points, few inputs."""
-        return self.norm.joint and self.mlp.out_features > x.shape[1] and len(x) > 16 * x.shape[1]
-
-    def _folded(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Centred x and the weight (inputs, outputs) with the joint norm in it: their product is the normed output.
-
-        The variance of the output follows from the covariance of the input, which is a quarter as wide: nothing has to
-        pass over the large table of outputs again.
-        """
-        weight, x = self.mlp.weight.T, at_least_float(x)
-        centred = x - x.mean(0)
-        with full_precision(x):
-            covariance = centred.T @ centred / len(x)
-            variance = (weight * (covariance @ weight)).sum(0)
-        return centred, weight * torch.rsqrt(variance.clamp_min(0) + EPSILON)
 
 
 class Rise(Unary):
@@ -138,10 +110,8 @@ class ResidualBlock(nn.Module):
         y = self.unary2(self.convolution(y, relation, after), after)
         shortcut = x if before == after else max_pool(x, relation.neighbours, relation.workspace)
         if self.unary_shortcut is not None:
-            y = self.unary_shortcut.add_to(y, shortcut, after)
-        else:
-            y = y.add_(shortcut)
-        return F.leaky_relu_(y, SLOPE)
+            shortcut = self.unary_shortcut(shortcut, after)
+        return F.leaky_relu_(y.add_(shortcut), SLOPE)
 
 
 def max_pool(x: Tensor, neighbours: Tensor, workspace: Workspace) -> Tensor:

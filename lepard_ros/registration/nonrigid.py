@@ -122,12 +122,10 @@ def solve_nonrigid(
         return fit.refused(status)
     fit.begin(start)
     if matches is not None:
-        status = fit.follow_matches()
-        for _ in range(settings.most_cuts):
-            fit.hear_outvoted()
-            if fit.out_of_time or not fit.cut():
-                break
-            status = fit.follow_matches()
+        status = fit.follow_matches_and_cut()
+        # A start, such as the last cloud's warp, is better evidence than matches that contradict it.
+        if status is Status.OK and start is None and fit.hear_outvoted():
+            status = fit.follow_matches_and_cut()
         if status is not Status.OK:
             return fit.refused(status)
     contact = _Contact(source_points, target_points, target_normals, settings)
@@ -235,6 +233,15 @@ class _Fit:
         self._part = DeformationGraph(graph.nodes[self.nodes_in_use], edges, used, graph.coverage, graph.skinning)
         self.carried = graph.skin(self.matches.source).covered
 
+    def follow_matches_and_cut(self) -> Status:
+        """Follow the matches, and again after each round of cuts that this calls for."""
+        status = self.follow_matches()
+        for _ in range(self.settings.most_cuts):
+            if self.out_of_time or not self.cut():
+                break
+            status = self.follow_matches()
+        return status
+
     def cut(self) -> bool:
         """Cut the edges that the matches pull apart: they joined surfaces that only touched. Whether there were any."""
         moved = np.zeros_like(self.graph.nodes)
@@ -245,20 +252,22 @@ class _Fit:
         self.cuts += int(too_long.sum())
         return bool(too_long.any())
 
-    def hear_outvoted(self) -> None:
-        """Let nodes whose own matches were all outvoted by those around them go where these lead.
+    def hear_outvoted(self) -> bool:
+        """Let nodes whose own matches were outvoted by those around them go where these lead; whether there were any.
 
         Where one surface lies on another, the matches of the smaller one look like outliers of the larger one's
-        motion. They are not if they move as one piece: then `cut` parts the two.
+        motion. They are not if they move as one piece: then the two are cut apart.
         """
         outvoted = self.carried & ~self.inliers
         outvoted[outvoted] = moving_together(chosen(self.matches, outvoted), self.settings.inlier_radius)
         if not outvoted.any():
-            return
+            return False
         own, other = self._weight_on_nodes(outvoted), self._weight_on_nodes(self.carried & self.inliers)
         led = own > np.maximum(other, 0.1 * own.max())
         motion = local_motions(self._part.nodes[led], chosen(self.matches, outvoted), neighbours=6, width=0.03)
         self.motion.rotation[led], self.motion.translation[led] = motion.rotation, motion.translation
+        self.cut()
+        return True
 
     def _weight_on_nodes(self, which: BoolArray) -> FloatArray:
         """(n,) how much of these matches each node in use carries."""

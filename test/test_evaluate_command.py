@@ -2,6 +2,7 @@
 """`lepard evaluate pairs` from end to end with a real baseline, its log, its tables and its refusals."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -218,7 +219,8 @@ if __name__ == "__main__":
 def test_a_killed_run_leaves_no_process_behind(tmp_path: Path) -> None:
     script = tmp_path / "pool.py"
     script.write_text(POOL)
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as parent:
+    flushing = {**os.environ, "PYTHONUNBUFFERED": "1"}  # else the lines come when the work is done
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=flushing) as parent:
         assert parent.stdout is not None
         for _ in range(3):  # "started", then an empty line of `print` from each process that is ready
             parent.stdout.readline()

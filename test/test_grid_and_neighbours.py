@@ -49,6 +49,20 @@ def test_grid_does_not_depend_on_the_order_of_points() -> None:
     torch.testing.assert_close(grid_subsample(points, 0.1)[0], grid_subsample(shuffled, 0.1)[0], atol=1e-6, rtol=0)
 
 
+def test_cells_of_a_wide_cloud_are_told_apart() -> None:
+    """More cells than a float32 can number: neighbours that share none must not meet."""
+    points = cloud(2, 200, scale=100.0)
+    points = torch.cat([points, points + torch.tensor([0.2, 0, 0])])
+    expected = brute_grid(points.numpy(), 0.05)
+    assert occupied_cells(points, 0.05) == len(expected)
+    np.testing.assert_allclose(np.array(sorted(grid_subsample(points, 0.05)[0].tolist())), expected, atol=1e-5)
+
+
+def test_a_cloud_in_half_precision_has_the_same_cells() -> None:
+    half = (cloud(3, 4000) * torch.tensor([6.0, 5.0, 3.0])).half()
+    assert occupied_cells(half, 0.05) == occupied_cells(half.float(), 0.05)
+
+
 def test_grid_averages_values_along() -> None:
     points = torch.tensor([[0.0, 0, 0], [0.01, 0, 0], [1, 0, 0]])
     _, values = grid_subsample(points, 0.1, torch.tensor([[1.0], [3], [5]]))

@@ -137,8 +137,11 @@ def test_memory_that_is_used_again_changes_no_result(config: LepardConfig) -> No
     network, (first, second) = network_of(config), pyramids(config, 0, 1)
     recorded = network.encode(first)[0].detach()
     with torch.no_grad():
-        features = network.encode(first)[0]
+        relations = network.backbone.relations(first)
+        features = network.backbone(first, relations)[0]
+        network.backbone(first, relations)  # in the same memory, and another cloud in what was given back
         network.encode(second)
+        assert not relations[0][0].workspace.tables
     torch.testing.assert_close(features, recorded, atol=1e-5, rtol=1e-5)
 
 

@@ -38,6 +38,7 @@ def occupied_cells(points: Tensor, size: float) -> int:
 
 def _cell_numbers(axes: Tensor, size: float) -> tuple[Tensor, int]:
     """The number of every point's cell, (N,) int64, and how many cells the bounding box has. axes: (3, N)."""
+    axes = axes.float() if axes.dtype.itemsize < 4 else axes
     lowest = torch.floor(axes.amin(1, keepdim=True) / size) * size
     # The product may round to just above the least point.
     cells = axes.sub(lowest).div_(size).floor_().clamp_min_(0)

@@ -65,10 +65,15 @@ class Unary(nn.Module):
         return F.leaky_relu_(x, SLOPE) if self.activate else x
 
 
-class Rise(Unary):
-    """The decoder's step to a finer level: the layer on cat[features of the nearest coarser point, own features]."""
+class Rise(nn.Module):
+    """The decoder's step to a finer level: a `Unary` on cat[features of the nearest coarser point, own features]."""
 
-    def rise(self, coarse: Tensor, nearest: Tensor, own: Tensor, lengths: list[int]) -> Tensor:
+    def __init__(self, inputs: int, outputs: int, norm: Normalisation) -> None:
+        super().__init__()
+        self.mlp = nn.Linear(inputs, outputs, bias=False)
+        self.norm = norm
+
+    def forward(self, coarse: Tensor, nearest: Tensor, own: Tensor, lengths: list[int]) -> Tensor:
         """coarse: (M, a); nearest: (N,) of coarser points; own: (N, b) -> (N, outputs).
 
         Multiplied before they are copied to the finer points: these are several times as many.
@@ -176,15 +181,15 @@ class Backbone(nn.Module):
             skips.append(x)
             if level < len(down):
                 x = blocks[strided](x, down[level], lengths[level], lengths[level + 1])
+        same[0].workspace.release()  # all relations share it, and may be kept for long
         return self.decode(x, skips, pyramid)
 
     def decode(self, x: Tensor, skips: list[Tensor], pyramid: Pyramid) -> tuple[Tensor, Tensor | None]:
         """From the coarsest level to the matched one, then to the fine one."""
         coarse = None
         for name, step in self.decoder.items():
-            assert isinstance(step, Rise)
             level = int(name)
-            x = step.rise(x, pyramid.upsamples[level], skips[level], pyramid.lengths[level])
+            x = step(x, pyramid.upsamples[level], skips[level], pyramid.lengths[level])
             if level == self.MATCH_LEVEL:
                 coarse = self.coarse_out(x)
         assert coarse is not None

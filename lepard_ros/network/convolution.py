@@ -19,7 +19,7 @@ from lepard_ros.network.workspace import Workspace
 ELEVATION_NODES = (-0.7, 0.0, 0.7)
 LEAN_NODES = (0.0, 0.7, 1.0)
 INVARIANT_KERNELS = 2 * len(ELEVATION_NODES) * len(LEAN_NODES)
-# Points convolved at a time with xyz kernels: what is made for them stays in the processor's cache.
+# Points convolved at a time with xyz kernels (up to twice as many): what is made for them stays in the cache.
 CHUNK = 256
 
 

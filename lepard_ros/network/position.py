@@ -4,6 +4,8 @@
 import torch
 from torch import Tensor
 
+from lepard_ros.network.precision import at_least_float
+
 
 class PositionCode:
     """Codes of a batch of points, to be applied to features of the same points."""
@@ -23,7 +25,7 @@ class RotaryCode(PositionCode):
 
     def apply(self, x: Tensor) -> Tensor:
         """(..., n, d) -> (..., n, d), of the same length."""
-        pairs = x.to(self.turns.real.dtype).unflatten(-1, (-1, 2)).contiguous()  # complex halves are not to be had
+        pairs = at_least_float(x).unflatten(-1, (-1, 2)).contiguous()  # complex halves are not to be had
         return torch.view_as_real(torch.view_as_complex(pairs) * self.turns).flatten(-2)
 
 

@@ -10,6 +10,14 @@ def full_precision(like: Tensor) -> torch.autocast:
     return torch.autocast(like.device.type, enabled=False)
 
 
+def autocast_is_on(like: Tensor) -> bool:
+    """Whether autocast chooses the types of operations on such a tensor."""
+    try:
+        return torch.is_autocast_enabled(like.device.type)
+    except TypeError:  # before torch 2.4
+        return torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled()
+
+
 def at_least_float(x: Tensor) -> Tensor:
     """x in single precision, if it came out of autocast with less."""
     return x.float() if x.dtype.itemsize < 4 else x

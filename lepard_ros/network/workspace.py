@@ -6,6 +6,8 @@ import math
 import torch
 from torch import Tensor
 
+from lepard_ros.network.precision import autocast_is_on
+
 
 class Workspace:
     """Tables that each piece of a long computation writes anew: memory that is in the cache already is far cheaper.
@@ -16,9 +18,13 @@ class Workspace:
     def __init__(self) -> None:
         self.tables: dict[str, Tensor] = {}
 
+    def release(self) -> None:
+        """Give the memory back."""
+        self.tables.clear()
+
     def table(self, name: str, like: Tensor, *shape: int) -> Tensor | None:
         """A table of this shape, with anything in it, for a parameter `out`; None: the operation is to make its own."""
-        if torch.is_grad_enabled() or torch.is_autocast_enabled(like.device.type):
+        if torch.is_grad_enabled() or autocast_is_on(like):
             return None
         size, table = math.prod(shape), self.tables.get(name)
         if table is None or table.numel() < size or (table.dtype, table.device) != (like.dtype, like.device):

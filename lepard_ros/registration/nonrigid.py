@@ -34,7 +34,7 @@ class NonrigidSettings:
     match_iterations, closest_iterations: at most, as in the paper. tolerance: a relative drop of the energy below this
     ends a phase. match_scale: a match this far off counts a quarter. closest_reach: how far the nearest surface may be.
     closest_degrees: by how much normals may differ. closest_points: of the source, used for the nearest surface.
-    longest_stretch: an edge that the matches stretch beyond this is cut, in up to most_cuts rounds.
+    longest_stretch: an edge that the matches stretch beyond this is cut, in up to most_cuts rounds of a fit.
     supposed_weight: with which a node stays where the matches around it suggest, if none is within supposed_distance:
     nothing else keeps a part without matches from swinging about its seam. least_matches: to begin at all.
     inlier_radius: of matches that agree. least_inliers: share of them to accept.
@@ -124,7 +124,7 @@ def solve_nonrigid(
     if matches is not None:
         status = fit.follow_matches_and_cut()
         # A start, such as the last cloud's warp, is better evidence than matches that contradict it.
-        if status is Status.OK and start is None and fit.hear_outvoted():
+        if status is Status.OK and start is None and not fit.out_of_time and fit.hear_outvoted():
             status = fit.follow_matches_and_cut()
         if status is not Status.OK:
             return fit.refused(status)
@@ -222,6 +222,7 @@ class _Fit:
         self.seconds: dict[str, float] = {}
         self.inliers = np.zeros(len(matches.confidence), dtype=bool)
         self.iterations = self.cuts = 0
+        self.followed = False
 
     def _use(self, graph: DeformationGraph) -> None:
         self.graph = graph
@@ -264,6 +265,8 @@ class _Fit:
             return False
         own, other = self._weight_on_nodes(outvoted), self._weight_on_nodes(self.carried & self.inliers)
         led = own > np.maximum(other, 0.1 * own.max())
+        if not led.any():
+            return False
         motion = local_motions(self._part.nodes[led], chosen(self.matches, outvoted), neighbours=6, width=0.03)
         self.motion.rotation[led], self.motion.translation[led] = motion.rotation, motion.translation
         self.cut()
@@ -324,10 +327,12 @@ class _Fit:
         descent = self._descend("matches", equations, aim, self.settings.match_iterations)
         misfit = np.linalg.norm(equations.warped(self.motion)[:count] - target, axis=1)
         self.inliers[self.carried] = misfit < self.settings.inlier_radius
-        return self._judge_matches(equations, descent)
+        status = self._judge_matches(equations, descent)
+        self.followed = True
+        return status
 
     def _judge_matches(self, equations: NormalEquations, descent: Descent) -> Status:
-        if descent.out_of_time and self.cuts == 0:  # later it only refines what was found
+        if descent.out_of_time and not self.followed:  # later it only refines what was found
             return Status.OUT_OF_TIME
         if self.inliers.sum() < max(self.settings.least_inliers * self.carried.sum(), self.settings.least_matches):
             return Status.TOO_FEW_INLIERS

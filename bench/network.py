@@ -107,7 +107,7 @@ def machine_speed() -> str:
     x, y, out = torch.randn(2000, 2000), torch.randn(2000, 2000), torch.empty(2000, 2000)
     table, copy = torch.randn(10_000_000), torch.empty(10_000_000)
     product, copying = median_cpu(lambda: torch.mm(x, y, out=out)), median_cpu(lambda: copy.copy_(table))
-    return f"this core now: {16 / product:.0f} GFLOPS (product of 2000 x 2000), {0.04 / copying:.0f} GB/s (copy of 40 MB)"
+    return f"this core now: {16 / product:.0f} GFLOPS (2000 x 2000 product), {0.04 / copying:.0f} GB/s (40 MB copy)"
 
 
 def main() -> None:

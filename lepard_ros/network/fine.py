@@ -35,7 +35,7 @@ class FineMatching(nn.Module):
 
 
 # Rows of the table of scores that are made at once: few, so that they stay in the cache (a third of the time of all).
-CHUNK = 64
+CHUNK = 128
 # Columns whose largest score is sought before the best partner is: `max` with an index takes 15 times as long.
 BLOCK = 64
 

@@ -204,7 +204,6 @@ class Backbone(nn.Module):
 
     def relations(self, pyramid: Pyramid) -> Relations:
         """Who convolves whom within each level, and from each level to the next."""
-
         workspace = Workspace()
 
         def relation(queries: int, supports: int, neighbours: Tensor) -> Relation:

@@ -275,9 +275,12 @@ class _Fit:
     def _weight_on_nodes(self, which: BoolArray) -> FloatArray:
         """(n,) how much of these matches each node in use carries."""
         data, kept = self.carry(self.matches.source[which])
-        weight = data.skin.weights * np.square(self.matches.confidence[which][kept])[:, None]
+        return self._sum_on_nodes(data.skin, np.square(self.matches.confidence[which][kept]))
+
+    def _sum_on_nodes(self, skin: Skinning, values: FloatArray) -> FloatArray:
+        """(n,): values (N,) of carried points, shared out among the nodes in use that carry them."""
         total = np.zeros(len(self.nodes_in_use))
-        np.add.at(total, data.skin.nodes, weight)
+        np.add.at(total, skin.nodes, skin.weights * values[:, None])
         return total
 
     @property
@@ -430,9 +433,7 @@ class _Fit:
     def _support(self, near: BoolArray) -> FloatArray:
         """(n,) how much of each node's points have a match or surface that holds them."""
         holds = np.concatenate([np.ones(len(self.surface.points) - len(near)), near])
-        total, held = np.zeros((2, len(self.nodes_in_use)))
-        np.add.at(total, self.surface.skin.nodes, self.surface.skin.weights)
-        np.add.at(held, self.surface.skin.nodes, self.surface.skin.weights * holds[:, None])
+        total, held = (self._sum_on_nodes(self.surface.skin, values) for values in (np.ones_like(holds), holds))
         support = np.zeros(len(self.graph.nodes))
         support[self.nodes_in_use] = held / np.maximum(total, 1e-12)
         return support

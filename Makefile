@@ -14,7 +14,7 @@ PYTEST_ARGS ?=
 COVERAGE_ARGS := $(if $(COVERAGE),--cov --cov-report=term,)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench coverage fuzz soak lock clean
+.PHONY: help setup demo test lint docs bench coverage fuzz soak lock clean
 
 help:  ## say what can be made
 	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || \
@@ -34,6 +34,10 @@ lint: setup  ## style, types, import rules
 	@$(RUN) -m mypy
 	@$(RUN) -m pytest -q test/test_imports.py
 
+docs: setup  ## the documentation site, in .build/docs/index.html; a warning is an error
+	@$(RUN) -m sphinx -q -W --keep-going -b html -d .build/doctrees docs .build/docs
+	@echo "The site is .build/docs/index.html"
+
 bench: setup  ## time of network, node, registration and solver; DATA=folder of 3DMatch scenes for the network
 	@for script in "network.py $(if $(DATA),--data $(DATA),)" node.py "registration.py speed" nonrigid.py; do \
 	  echo "== bench/$$script"; $(RUN) bench/$$script || exit 1; done
@@ -42,10 +46,10 @@ coverage:  ## all tests with the share of lines that they run
 	@$(MAKE) --no-print-directory test COVERAGE=1
 
 fuzz: setup  ## random input to decoders and readers; SECONDS=600 for longer
-	@$(RUN) -m lepard_ros.evaluation.fuzz --seconds $(SECONDS)
+	@$(RUN) test/fuzz/fuzz.py --seconds $(SECONDS)
 
 soak: setup  ## replay at sensor rate; SECONDS=1800 for the whole half hour
-	@$(RUN) -m lepard_ros.evaluation.soak --seconds $(SECONDS)
+	@$(RUN) bench/soak.py --seconds $(SECONDS)
 
 lock: $(VENV)/.installed  ## choose the newest versions again and write requirements.lock
 	@$(RUN) tools/lock.py

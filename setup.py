@@ -30,6 +30,8 @@ CORE = [
     f"open3d-cpu>=0.18; {X86_LINUX}",
     "open3d>=0.18; platform_machine != 'x86_64' or sys_platform != 'linux'",
     "libusb-package>=1.0.26; sys_platform == 'linux'",
+    # Tracking at the sensor's rate; where there is no wheel our own slower ICP does the work.
+    f"small_gicp>=1.0; {X86_LINUX}",
 ]
 ROS = [
     "ros-kilted-rclpy[fastrtps]",
@@ -45,6 +47,9 @@ ROS = [
 ]
 EVALUATION = ["rosbags>=0.10", "evo>=1.28", "matplotlib>=3.7", "kiss-matcher>=1.0", "kiss-icp>=1.2", "pycpd>=2.0"]
 TRAINING = ["matplotlib>=3.7"]
+CLUSTER = ["distributed>=2024.1"]
+DOCS = ["sphinx>=7", "myst-parser>=2"]
+ONNX = ["onnx>=1.16", "onnxruntime>=1.18", "onnxscript>=0.1"]
 TEST = [
     "pytest>=8",
     "pytest-cov>=5",
@@ -203,7 +208,10 @@ setup(
         "ros": ROS,
         "eval": EVALUATION,
         "train": TRAINING,
-        "test": [*TEST, *EVALUATION, *TRAINING],
+        "cluster": CLUSTER,
+        "onnx": ONNX,
+        "docs": DOCS,
+        "test": [*TEST, *EVALUATION, *TRAINING, *CLUSTER, *ONNX],
     },
     entry_points={"console_scripts": ["lepard = lepard_ros.cli:main", "lepard_node = lepard_ros.ros.main:main"]},
     distclass=LepardDistribution,

@@ -29,10 +29,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lepard_ros.evaluation.bag_reader import open_bag
-from lepard_ros.evaluation.bag_writer import BagWriter
-from lepard_ros.evaluation.bags import make_bag
-from lepard_ros.evaluation.demo_processes import cpu_seconds, node_process, prepare_surroundings
+from lepard_ros.data.bag_reader import open_bag
+from lepard_ros.data.bag_writer import BagWriter
+from lepard_ros.demo.processes import cpu_seconds, node_process, prepare_surroundings
+from lepard_ros.synthesis.room_recording import make_bag
 
 FRAMES = 60
 WARM_UP = 3  # clouds, left out of the figures
@@ -160,6 +160,9 @@ def report(listener: Listener, cpu: float) -> None:
         f" {last.frames_rejected} rejected, {len(rows)} with a transform (the first {WARM_UP} and the last left out)"
     )
     print(f"at most {waiting_at_most(listener)} waiting; the node took {cpu / last.frames_processed:.3f} CPU-s a cloud")
+    if not rows:
+        print("no cloud got a transform: the machine is too busy, or the walk is too fast for it")
+        return
     for name in dict.fromkeys(name for row in rows for name in row.stages):
         line(f"  {name}", np.array([row.stages.get(name, 0.0) for row in rows]))
     before = np.array([done for done, _ in listener.statuses])
@@ -195,7 +198,7 @@ def write_clouds(source: str | None, path: Path) -> None:
     if source is not None:
         make_bag(source, path, frames=FRAMES)
         return
-    from lepard_ros.learning.sequences import room_sequence
+    from lepard_ros.synthesis.room_sequences import room_sequence
 
     video = room_sequence(3, FRAMES, 10.0, width=640)
     with closing(BagWriter(path, video.camera)) as bag:

@@ -46,7 +46,7 @@ def fragments(data: Path | None) -> list[torch.Tensor]:
         with np.load(data / "7-scenes-redkitchen.npz") as scene:
             names = list(scene)[:2]
             return [torch.from_numpy(scene[name].astype(np.float32) * 0.00025) for name in names]
-    from lepard_ros.cloud.grid import grid_subsample
+    from lepard_ros.geometry.voxel_grid import grid_subsample
 
     rng = np.random.default_rng(0)
     clouds = []
@@ -67,7 +67,7 @@ def depth_cloud(shift: float) -> np.ndarray:
 def bench_paper(data: Path | None) -> None:
     """The paper's size: forward pass and backbone."""
     clouds = fragments(data)
-    keep_freed_memory(large=True)  # as `Matcher` does
+    keep_freed_memory(large=True)  # the node and the `lepard` command ask for it too, for small networks
     network = Lepard(PAPER_RIGID).eval()
     before = peak_megabytes()
     with torch.no_grad():

@@ -20,13 +20,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from lepard_ros.cloud.normals import surface_normals
-from lepard_ros.registration.block_cholesky import BlockCholesky
-from lepard_ros.registration.graph import GraphSettings, build_graph
-from lepard_ros.registration.nonrigid import NonrigidSettings, solve_nonrigid
-from lepard_ros.registration.normal_equations import DataTerm, Motion, NormalEquations
+from lepard_ros.registration.deformable.block_cholesky import BlockCholesky
+from lepard_ros.registration.deformable.fit import NonrigidSettings
+from lepard_ros.registration.deformable.graph import CELL, GraphSettings, build_graph
+from lepard_ros.registration.deformable.nonrigid import solve_nonrigid
+from lepard_ros.registration.deformable.normal_equations import DataTerm, Motion, NormalEquations
+from lepard_ros.registration.deformable.surface_contact import thinned_surface
+from lepard_ros.registration.deformable.warp import Warp
 from lepard_ros.registration.types import Matches, Status
-from lepard_ros.registration.warp import Warp
 
 COVERAGE = 0.02
 MATCHES_PER_NODE = 0.6
@@ -34,7 +35,7 @@ MATCHES_PER_NODE = 0.6
 
 def wavy_sheet(nodes: int) -> np.ndarray:
     """A sheet (N, 3) large enough for about so many nodes at the default coverage."""
-    side = np.sqrt(nodes * 1.28) * COVERAGE
+    side = np.sqrt(nodes) * CELL * COVERAGE
     x, y = np.meshgrid(*[np.arange(0, side, COVERAGE / 3)] * 2)
     return np.stack([x.ravel(), y.ravel(), 1 + 0.05 * np.sin(6 * x.ravel()) * np.cos(5 * y.ravel())], axis=1)
 
@@ -89,8 +90,9 @@ def true_match_error(path: Path, count: int) -> tuple[float, float]:
     truth = (source + data["s2t_flow"]) @ data["rot"].T + data["trans"].reshape(3)
     pairs = np.random.default_rng(0).permutation(index)[:count]
     matches = Matches(source[pairs[:, 0]], target[pairs[:, 1]], np.ones(len(pairs)))
-    settings = NonrigidSettings(budget=float("inf"))
-    warp = solve_nonrigid(build_graph(source), source, target, surface_normals(target), matches, settings)
+    graph = build_graph(source)
+    surfaces = [thinned_surface(cloud, graph.coverage / 3) for cloud in (source, target)]
+    warp = solve_nonrigid(graph, surfaces[0], surfaces[1], matches, NonrigidSettings(min_quality=float("-inf")))
     seen = np.unique(index[:, 0])
     moved, warped = warp.apply(source[seen])
     error = np.linalg.norm(moved - truth[seen], axis=1)

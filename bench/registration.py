@@ -4,13 +4,14 @@
     export PYTHONPATH=. OMP_NUM_THREADS=1
     python bench/registration.py speed
     python bench/registration.py compare SHARED/data --pairs 60
-    python bench/registration.py fit runs/rooms --rooms 40        # prints the constants of acceptance.py
+    python bench/registration.py fit runs/rooms runs/real         # prints the constants of acceptance.py, 5 CPU-minutes
     python bench/registration.py covariance runs/rooms --rooms 10
 
 Times are CPU seconds of one thread. A registration is right within 15 degrees and 0.3 m.
 """
 
 import argparse
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,15 +26,16 @@ from scipy.spatial import cKDTree
 from scipy.spatial.transform import Rotation
 
 from lepard_ros.cloud.depth import Camera, depth_to_points
-from lepard_ros.cloud.grid import grid_subsample
 from lepard_ros.cloud.normals import estimate_normals
-from lepard_ros.registration.acceptance import FEATURES, Evidence, features, gather_evidence
-from lepard_ros.registration.consistency import ConsistencySettings, find_hypotheses
-from lepard_ros.registration.fallback import FpfhSettings, match_fpfh, register_fpfh
-from lepard_ros.registration.icp import IcpSettings, align, sample
-from lepard_ros.registration.kabsch import exponential, move, rotation_angle
-from lepard_ros.registration.rigid import RigidSettings, checked_matches, register_matches
-from lepard_ros.registration.types import FloatArray, Surface
+from lepard_ros.geometry.arrays import FloatArray
+from lepard_ros.geometry.rigid_motion import exponential, move, rotation_angle
+from lepard_ros.geometry.voxel_grid import grid_subsample
+from lepard_ros.matcher import Matcher
+from lepard_ros.registration.rigid.acceptance import FEATURES, features, gather_evidence
+from lepard_ros.registration.rigid.consistency import ConsistencySettings, find_hypotheses
+from lepard_ros.registration.rigid.fallback import register_fpfh
+from lepard_ros.registration.rigid.icp import IcpSettings, align, sample
+from lepard_ros.registration.types import Surface
 
 SETS = ("3DMatch", "3DLoMatch", "TUM", "unrelated")
 SPACING = 0.05
@@ -138,43 +140,28 @@ def tum_pose(line: str) -> FloatArray:
     return pose
 
 
-def room_pairs(files: list[Path], per_room: int, unrelated: int) -> Iterator[Pair]:
-    """Pairs of synthetic rooms, and as many unrelated ones per room as asked for, with clouds of the room before."""
-    strangers: list[Surface] = []
+class RawPair(NamedTuple):
+    """Two clouds (N, 3) in the frames of their sensors and the motion between them, None for different places."""
+
+    source: FloatArray
+    target: FloatArray
+    truth: FloatArray | None
+
+
+def raw_pairs(files: list[Path], per_room: int) -> Iterator[RawPair]:
+    """Of each room `per_room` pairs, and as many clouds against those of the room before."""
+    strangers: list[FloatArray] = []
     for path in files:
         rng = np.random.default_rng(int(path.stem.split("_")[-1]))
         with np.load(path) as shard:
             points, offset, pose, pairs = (shard[name] for name in ("points", "offset", "pose", "pairs"))
-        clouds: dict[int, Surface] = {}
-
-        def cloud(index: int, points=points, offset=offset, clouds=clouds) -> Surface:
-            if index not in clouds:
-                clouds[index] = surface_of(points[offset[index] : offset[index + 1]] * UNIT)
-            return clouds[index]
-
+        clouds = [points[start:end] * UNIT for start, end in itertools.pairwise(offset)]
         for first, second in rng.permutation(pairs)[:per_room].tolist():
-            yield Pair(cloud(first), cloud(second), np.linalg.solve(pose[second], pose[first]))
-        for index, stranger in zip(rng.permutation(list(clouds)).tolist()[:unrelated], strangers, strict=False):
-            yield Pair(cloud(index), stranger, None)
-        strangers = list(clouds.values())
-
-
-def cropped(pair: Pair, rng: np.random.Generator) -> Pair:
-    """The pair cut to balls about a place that both see, or about any place if they see none in common."""
-    source, target = pair.source, pair.target
-    radius = rng.uniform(0.5, 1.3)
-    first, second = (surface.points[rng.integers(len(surface.points))] for surface in (source, target))
-    if pair.truth is not None:
-        distance, _ = target.tree.query(move(pair.truth, source.points), distance_upper_bound=0.06)
-        first = source.points[rng.choice(np.flatnonzero(np.isfinite(distance)))]
-        second = move(pair.truth, first[None])[0] + rng.normal(size=3) * 0.3 * radius
-    return Pair(ball(source, first, radius), ball(target, second, radius * rng.uniform(0.8, 1.6)), pair.truth)
-
-
-def ball(surface: Surface, centre: FloatArray, radius: float) -> Surface:
-    """The part of a surface within `radius` metres of a point."""
-    inside = np.linalg.norm(surface.points - centre, axis=1) < radius
-    return Surface(surface.points[inside], surface.normals[inside], surface.spacing, surface.viewpoint)
+            yield RawPair(clouds[first], clouds[second], np.linalg.solve(pose[second], pose[first]))
+        chosen = rng.permutation(len(clouds)).tolist()
+        for index, stranger in zip(chosen[:per_room], strangers, strict=False):
+            yield RawPair(clouds[index], stranger, None)
+        strangers = [clouds[index] for index in chosen]
 
 
 # Methods
@@ -261,43 +248,88 @@ def tally(method: Callable[[Surface, Surface], FloatArray | None], pairs: list[P
 # The acceptance rule
 
 
-def chosen_motion(pair: Pair, settings: RigidSettings) -> tuple[FloatArray, Evidence] | None:
-    """The motion (4, 4) that would be judged, and its evidence."""
-    matches = checked_matches(match_fpfh(pair.source, pair.target, FpfhSettings()))
-    open_rule = replace(settings.acceptance, least_quality=-np.inf, least_overlap=0.0, least_determinacy=0.0)
-    found = register_matches(matches, pair.source, pair.target, replace(settings, acceptance=open_rule))
-    if found.transform is None:
-        return None
-    motion = found.transform[None]
-    rule, points = settings.acceptance, settings.refine_points
-    return found.transform, gather_evidence(matches, pair.source, pair.target, motion, rule, points)
+def varied(pair: RawPair, number: int, rng: np.random.Generator) -> tuple[RawPair, float]:
+    """The pair at another scale, every second one cut to balls of 0.5 to 2 m first; and the scale, 0.1 to 10."""
+    source, target, truth = pair
+    if number % 2:
+        radius = rng.uniform(0.6, 1.3)
+        first, second = (cloud[rng.integers(len(cloud))] for cloud in (source, target))
+        if truth is not None:
+            near = cKDTree(target).query(move(truth, source), distance_upper_bound=0.06)[0]
+            first = source[rng.choice(np.flatnonzero(np.isfinite(near)))]
+            second = move(truth, first[None])[0] + rng.normal(size=3) * 0.3 * radius
+        source = source[np.linalg.norm(source - first, axis=1) < radius]
+        target = target[np.linalg.norm(target - second, axis=1) < radius * rng.uniform(0.8, 1.6)]
+    scale = float(np.exp(rng.uniform(-np.log(10.0), np.log(10.0))))
+    motion = None if truth is None else truth.copy()
+    if motion is not None:
+        motion[:3, 3] *= scale
+    return RawPair(source * scale, target * scale, motion), scale
+
+
+def judged_motions(matcher: Matcher, pair: RawPair) -> Iterator[tuple[FloatArray, FloatArray]]:
+    """The motion (4, 4) that each try of the matcher would judge, and its features (F,)."""
+    clouds = matcher.encode_all([pair.source, pair.target])
+    rule = replace(matcher.rigid.acceptance, min_quality=-np.inf, min_overlap=0.0, min_determinacy=0.0)
+    for settings in (matcher.settings, matcher.settings.with_more()):
+        rigid = replace(settings.rigid, acceptance=rule)
+        open_matcher = Matcher(matcher.network, matcher.card, settings=replace(settings, rigid=rigid))
+        found = open_matcher.register(*clouds, effort=0)
+        if found.transform is None:
+            continue
+        surfaces = clouds[0].surface, clouds[1].surface
+        evidence = gather_evidence(found.matches, *surfaces, found.transform[None], rule, rigid.refine_points)
+        yield found.transform, features(evidence)[0]
 
 
 def fit(args: argparse.Namespace) -> None:
-    """Fit the log-odds of acceptance.py to rooms, and print its constants.
+    """Fit the log-odds of acceptance.py to the network's matches of room files, and print its constants.
 
-    Every pair is used whole and cropped. The bias lets 1.5 % of the unrelated pairs reach the log-odds of zero.
+    Whole clouds and cut ones, at scales from 0.1 to 10, of one room and of different rooms; every try of a pair counts,
+    the further one too. The bias lets `--false-accepts` of the pairs of different rooms pass in any of their tries.
     """
-    rows, right, related = [], [], []
-    rng = np.random.default_rng(5)
-    whole = list(room_pairs(room_files(args), args.pairs, args.pairs))
-    for pair in whole + [cropped(pair, rng) for pair in whole]:
-        chosen = chosen_motion(pair, RigidSettings())
-        if chosen is not None:
-            rows.append(features(chosen[1])[0])
-            right.append(is_right(chosen[0], pair.truth))
-            related.append(pair.truth is not None)
-    values, labels = np.array(rows), np.array(right)
-    centre, coefficients = values.mean(0), logistic_regression(values, labels)
-    scores = (values - centre) @ coefficients
-    bias = -np.quantile(scores[~np.array(related)], 0.985)
-    print(f"{len(labels)} pairs, {labels.sum()} right; accepted of the right: {np.mean(scores[labels] > -bias):.3f}")
-    for name, numbers in (("FEATURES", FEATURES), ("CENTRE", centre.round(3)), ("COEFFICIENTS", coefficients.round(3))):
-        print(name, "=", list(numbers))
-    print("BIAS =", round(float(bias), 3))
+    started = time.process_time()
+    rng, matcher = np.random.default_rng(5), Matcher.from_pretrained(args.weights)
+    rows, right, numbers, related = [], [], [], []
+    for number, whole in enumerate(raw_pairs(room_files(args), args.pairs)):
+        pair, scale = varied(whole, number, rng)
+        related.append(pair.truth is not None)
+        for motion, values in judged_motions(matcher, pair):
+            rows.append(values)
+            right.append(is_right(motion, pair.truth, metres=0.3 * scale))
+            numbers.append(number)
+    print_rule(np.array(rows), np.array(right), np.array(numbers), np.array(related), args.false_accepts)
+    print(f"# {time.process_time() - started:.0f} CPU-s")
 
 
-def logistic_regression(values: FloatArray, labels: NDArray[np.bool_], ridge: float = 1.0) -> FloatArray:
+def print_rule(
+    values: FloatArray,
+    right: NDArray[np.bool_],
+    numbers: NDArray[np.integer],
+    related: NDArray[np.bool_],
+    false_accepts: float,
+) -> None:
+    """Print the constants that fit motions with features (N, F), right or not (N,), of pairs by number (N,).
+
+    related: (P,), whether a pair shows one place.
+    """
+    centre, coefficients = values.mean(0), logistic_regression(values, right)
+    parts = (values - centre) * coefficients
+    blind = np.delete(parts, FEATURES.index("conflict"), axis=1).sum(1)
+    print(f"# {related.sum()} pairs of one room, {(~related).sum()} of different rooms; a right motion is judged in")
+    print(f"# {len(np.unique(numbers[right]))} of them")
+    print("FEATURES =", FEATURES)
+    for name, constants in (("CENTRE", centre), ("COEFFICIENTS", coefficients)):
+        print(f"{name} = np.array({constants.round(3).tolist()})")
+    for name, scores in (("BIAS", parts.sum(1)), ("BLIND_BIAS", blind)):
+        best = np.full(len(related), -np.inf)
+        np.maximum.at(best, numbers, scores)
+        bias = -np.quantile(best[~related], 1.0 - false_accepts)
+        accepted, wrong = (len(np.unique(numbers[(scores > -bias) & kind])) for kind in (right, ~right))
+        print(f"{name} = {bias:.3f}  # accepts a right motion in {accepted} pairs, a wrong one in {wrong}")
+
+
+def logistic_regression(values: FloatArray, labels: NDArray[np.bool_], ridge: float = 10.0) -> FloatArray:
     """Coefficients (F,) of log-odds linear in values (N, F), by Newton steps; the ridge is on standardised values."""
     scale = values.std(0) + 1e-9
     design = np.column_stack([(values - values.mean(0)) / scale, np.ones(len(values))])
@@ -311,9 +343,10 @@ def logistic_regression(values: FloatArray, labels: NDArray[np.bool_], ridge: fl
 
 
 def room_files(args: argparse.Namespace) -> list[Path]:
-    """The room files from `--first-seed` on, at most `--rooms`."""
-    files = [path for path in sorted(args.folder.glob("room_*.npz")) if int(path.stem[5:]) >= args.first_seed]
-    return files[: args.rooms]
+    """The room files of each folder from `--first-seed` on, at most `--rooms` of each."""
+    folders = [sorted(folder.glob("room_*.npz")) for folder in args.folders]
+    seeds = [[path for path in files if int(path.stem[5:]) >= args.first_seed] for files in folders]
+    return [path for files in seeds for path in files[: args.rooms]]
 
 
 # The covariance
@@ -322,9 +355,10 @@ def room_files(args: argparse.Namespace) -> list[Path]:
 def covariance(args: argparse.Namespace) -> None:
     """Print the mean normalised error (error^T covariance^-1 error) / 6 of true motions: one is perfect."""
     normalised = []
-    for pair in room_pairs(room_files(args), args.pairs, 0):
-        assert pair.truth is not None
-        found = register_fpfh(pair.source, pair.target)
+    for pair in raw_pairs(room_files(args), args.pairs):
+        if pair.truth is None:
+            continue
+        found = register_fpfh(surface_of(pair.source), surface_of(pair.target))
         if found.transform is None or found.covariance is None or not is_right(found.transform, pair.truth):
             continue
         turned = Rotation.from_matrix(pair.truth[:3, :3] @ found.transform[:3, :3].T).as_rotvec()
@@ -346,7 +380,7 @@ def speed(_: argparse.Namespace) -> None:
         target[:true] = move(exponential(rng.normal(size=6)), source[:true]) + rng.normal(size=(true, 3)) * 0.03
         first, second = torch.as_tensor(source), torch.as_tensor(target)
         confidence = torch.as_tensor(rng.uniform(0.1, 1.0, count))
-        work = partial(find_hypotheses, first, second, confidence, ConsistencySettings())
+        work = partial(find_hypotheses, first, second, confidence, SPACING, ConsistencySettings())
         milliseconds = 1e3 * cpu_seconds(work)
         print(f"hypotheses of {count:5} matches, 5 % true: {milliseconds:6.1f} ms")
     icp_speed()
@@ -401,14 +435,18 @@ def main() -> None:
         command = commands.add_parser(run.__name__, help=run.__doc__)
         command.set_defaults(run=run)
         if run is not speed:
-            command.add_argument("folder", type=Path)
-            command.add_argument("--pairs", type=int, default=60 if run is compare else 6, help="pairs per set or room")
+            command.add_argument("--pairs", type=int, default=60 if run is compare else 4, help="pairs per set or room")
         if run is compare:
+            command.add_argument("folder", type=Path)
             command.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
             command.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
         if run in (fit, covariance):
-            command.add_argument("--rooms", type=int, default=20)
-            command.add_argument("--first-seed", type=int, default=100 if run is fit else 0)
+            command.add_argument("folders", type=Path, nargs="+", help="folders of room files")
+            command.add_argument("--rooms", type=int, default=30, help="rooms of each folder")
+            command.add_argument("--first-seed", type=int, default=0)
+        if run is fit:
+            command.add_argument("--weights", default="rigid", help="name or file of the weights")
+            command.add_argument("--false-accepts", type=float, default=0.01, help="share of different places accepted")
     args = parser.parse_args()
     torch.set_num_threads(1)
     args.run(args)

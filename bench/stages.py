@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from lepard_ros import encoded_cloud
 from lepard_ros import matcher as core
-from lepard_ros.evaluation.readers import deformable_files, open_set
+from lepard_ros.data.fourdmatch import evaluation_files, load_pair
+from lepard_ros.data.readers import open_set
 from lepard_ros.evaluation.tables import format_table
-from lepard_ros.learning.fourdmatch import load_pair
 from lepard_ros.matcher import Matcher, MatcherSettings
-from lepard_ros.registration import nonrigid
+from lepard_ros.registration.deformable import nonrigid
 
 Clouds = tuple[np.ndarray, np.ndarray]
 PREPARATION, BACKBONE, TRANSFORMER, FINE = "grid, normals, neighbours", "backbone", "transformer", "fine matching"
@@ -52,7 +53,7 @@ class Stages:
 def watch(matcher: Matcher) -> Stages:
     """The stages of this matcher from now on."""
     stages = Stages()
-    stages.wrap(matcher, "_bounded_pyramid", PREPARATION)
+    stages.wrap(encoded_cloud, "bounded_pyramid", PREPARATION)
     stages.wrap(matcher.network, "encode", BACKBONE)
     stages.wrap(matcher.network, "prepare", TRANSFORMER)
     stages.wrap(matcher.network, "match", TRANSFORMER)
@@ -90,7 +91,7 @@ def rigid(folder: Path, count: int) -> dict[str, dict[str, float]]:
 
 def deformable(folder: Path, count: int) -> dict[str, dict[str, float]]:
     """Warps of deformable pairs from raw points."""
-    files = deformable_files(folder)
+    files = evaluation_files(folder)
     chosen = [load_pair(files[i]) for i in np.linspace(0, len(files) - 1, count).astype(int)]
     matcher = Matcher.from_pretrained("deformable")
     stages = watch(matcher)

@@ -1,7 +1,8 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Trackers on the same clouds: ours, KISS-ICP, and Open3D's frame-to-frame ICP.
+"""Trackers on the same clouds: ours, KISS-ICP, small_gicp's odometry, and Open3D's frame-to-frame ICP.
 
-    python bench/tracking.py DATA [--weights rigid] [--cases all every10 gap] [--methods lepard kiss-icp open3d-icp]
+    python bench/tracking.py DATA [--weights rigid] [--cases all every10 gap]
+                                  [--methods lepard kiss-icp small-gicp open3d-icp]
 
 DATA is what `lepard bag make` takes: a folder with depth images and poses, or synthetic:SEED. The cases: all frames;
 every 10th frame (large motion); all frames but two seconds in the middle (the sensor is carried away). KISS-ICP and
@@ -18,10 +19,10 @@ from numpy.typing import NDArray
 
 from lepard_ros.cloud.depth import depth_to_points
 from lepard_ros.cloud.open3d import import_open3d
-from lepard_ros.evaluation.bags import select_frames
-from lepard_ros.evaluation.recordings import open_recording
+from lepard_ros.data.recordings import select_frames
+from lepard_ros.data.trajectories import Trajectory, compare
 from lepard_ros.evaluation.replay import FALSE_POSE, load_matcher
-from lepard_ros.evaluation.trajectories import Trajectory, compare
+from lepard_ros.synthesis.room_recording import open_source
 from lepard_ros.tracking.rigid import RigidTracker
 from lepard_ros.tracking.track import TrackerSettings, TrackingState
 
@@ -39,7 +40,7 @@ class Frame(NamedTuple):
 
 def frames_of(source: str, case: str, first: int | None) -> Iterator[Frame]:
     """The clouds of a case."""
-    recording = open_recording(source)
+    recording = open_source(source)
     for frame in select_frames(recording.frames(), first=first, **CASES[case]):  # type: ignore[arg-type]
         yield Frame(frame.stamp_ns * 1e-9, depth_to_points(frame.depth, recording.camera), frame.pose)
 
@@ -74,6 +75,25 @@ def kiss_icp() -> Step:
     def step(points: NDArray[np.float32], stamp: float) -> NDArray[np.float64]:
         odometry.register_frame(_finite(points), np.zeros(0))
         return np.array(odometry.last_pose)
+
+    return step
+
+
+def small_gicp_odometry(spacing: float = 0.03, reach: float = 0.25) -> Step:
+    """GICP of each cloud to a voxel map of all before it, from constant velocity."""
+    import small_gicp
+
+    target = small_gicp.GaussianVoxelMap(4 * spacing)
+    pose, motion = np.eye(4), np.eye(4)
+
+    def step(points: NDArray[np.float32], stamp: float) -> NDArray[np.float64]:
+        nonlocal pose, motion
+        cloud, _ = small_gicp.preprocess_points(_finite(points), spacing, 10, 1)
+        if target.size():
+            found = small_gicp.align(target, cloud, pose @ motion, reach, 1).T_target_source
+            pose, motion = found, np.linalg.inv(pose) @ found
+        target.insert(cloud, pose)
+        return np.array(pose)
 
     return step
 
@@ -134,10 +154,15 @@ def main() -> None:
     parser.add_argument("--weights", default="rigid")
     parser.add_argument("--fallback", default="none")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--methods", nargs="+", default=["lepard", "kiss-icp", "open3d-icp"])
+    parser.add_argument("--methods", nargs="+", default=["lepard", "kiss-icp", "small-gicp", "open3d-icp"])
     parser.add_argument("--frames", type=int)
     args = parser.parse_args()
-    makers = {"lepard": lambda: lepard(args.weights, args.fallback), "kiss-icp": kiss_icp, "open3d-icp": open3d_icp}
+    makers = {
+        "lepard": lambda: lepard(args.weights, args.fallback),
+        "kiss-icp": kiss_icp,
+        "small-gicp": small_gicp_odometry,
+        "open3d-icp": open3d_icp,
+    }
     for case in args.cases:
         print(f"{args.data}, {case}", flush=True)
         for name in args.methods:

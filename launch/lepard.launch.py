@@ -4,36 +4,55 @@
 ros2 launch lepard_ros lepard.launch.py config:=realsense rviz:=true
 """
 
-from launch.actions import DeclareLaunchArgument, ExecuteProcess, OpaqueFunction, SetEnvironmentVariable
+import os
+import tempfile
+from pathlib import Path
+
+from ament_index_python.packages import PackageNotFoundError, get_package_prefix
+from launch.actions import (
+    DeclareLaunchArgument,
+    ExecuteProcess,
+    LogInfo,
+    OpaqueFunction,
+    SetEnvironmentVariable,
+    Shutdown,
+)
 from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import Node
 
 from launch import LaunchContext, LaunchDescription, LaunchDescriptionEntity
 from lepard_ros.ros.parameters import preset_file, share_directory
+from lepard_ros.ros.rviz import rviz_config
 
 # Arguments that are parameters of the node: empty leaves them to the preset.
 PARAMETERS = {
     "mode": "rigid or deformable",
+    "weights": "name or path of the weights; empty takes those of the mode",
     "input": "cloud or depth",
     "map_frame": "the frame that poses are given in",
     "base_frame": "publish map -> this frame",
     "odom_frame": "publish map -> this frame, above another odometry",
     "map_file": "map to start from",
+    "mapping": "true or false; false only localises in map_file",
 }
 # Arguments that are topics: what the node's own names are mapped to.
 TOPICS = {
     "points": "cloud topic (input: cloud)",
     "depth": "depth image topic (input: depth)",
     "camera_info": "camera info topic (input: depth)",
+    "imu": "IMU topic (upright: imu)",
 }
 OTHERS = {
     "config": ("rigid", "preset: a file of config/ without .yaml, or the path of a YAML file"),
-    "rviz": ("false", "open RViz"),
+    "namespace": ("", "namespace of the node and its relative topics"),
+    "rviz": ("false", "open RViz, if it is installed"),
+    "fixed_frame": ("", "RViz's fixed frame; empty takes map_frame. In deformable mode give the cloud's frame"),
     "bag": ("", "play this bag; time is then the bag's"),
     "rate": ("1.0", "speed of the bag"),
     "use_sim_time": ("", "true or false; empty means true with a bag"),
     "log_level": ("info", "log level of the node"),
 }
+FASTDDS_VARIABLES = ("FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE")
 
 
 def generate_launch_description() -> LaunchDescription:
@@ -49,27 +68,45 @@ def generate_launch_description() -> LaunchDescription:
 def _start(context: LaunchContext) -> list[LaunchDescriptionEntity]:
     """The processes that the arguments ask for."""
     given = {name: LaunchConfiguration(name).perform(context) for name in [*PARAMETERS, *TOPICS, *OTHERS]}
-    share = share_directory()
+    if given["bag"] and not _installed("ros2bag"):
+        missing = (
+            "bag:= was given, but ros2bag is not installed (apt install ros-$ROS_DISTRO-ros2bag); nothing is started."
+        )
+        return [LogInfo(msg=missing), Shutdown(reason=missing)]
     sim_time = given["use_sim_time"].lower() == "true" if given["use_sim_time"] else bool(given["bag"])
-    actions: list[LaunchDescriptionEntity] = [
-        # Large clouds get lost in Fast DDS's default shared memory; the bag player below needs this too.
-        SetEnvironmentVariable("FASTDDS_DEFAULT_PROFILES_FILE", str(share / "config" / "fastdds.xml")),
-        _node(given, sim_time),
-    ]
+    actions = [*_large_messages(), _node(given, sim_time)]
     if given["rviz"].lower() == "true":
-        actions.append(_rviz(str(share / "config" / "lepard.rviz"), sim_time))
+        actions.append(_rviz(given, sim_time))
     if given["bag"]:
         play = ["ros2", "bag", "play", given["bag"], "--clock", "--rate", given["rate"]]
         actions.append(ExecuteProcess(cmd=play, output="screen"))
     return actions
 
 
+def _installed(package: str) -> bool:
+    try:
+        get_package_prefix(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _large_messages() -> list[LaunchDescriptionEntity]:
+    """Large clouds get lost in Fast DDS's default shared memory, also those of a bag player; a user's profile stays."""
+    if any(os.environ.get(name) for name in FASTDDS_VARIABLES):
+        return []
+    return [SetEnvironmentVariable(FASTDDS_VARIABLES[0], str(share_directory() / "config" / "fastdds.xml"))]
+
+
 def _node(given: dict[str, str], sim_time: bool) -> Node:
-    overrides = {name: given[name] for name in PARAMETERS if given[name]}
+    overrides: dict[str, object] = {name: given[name] for name in PARAMETERS if given[name]}
+    if "mapping" in overrides:
+        overrides["mapping"] = given["mapping"].lower() == "true"
     return Node(
         package="lepard_ros",
         executable="lepard_node",
         name="lepard",
+        namespace=given["namespace"],
         output="screen",
         parameters=[str(preset_file(given["config"])), {**overrides, "use_sim_time": sim_time}],
         remappings=[(name, given[name]) for name in TOPICS if given[name] != name],
@@ -77,11 +114,19 @@ def _node(given: dict[str, str], sim_time: bool) -> Node:
     )
 
 
-def _rviz(config: str, sim_time: bool) -> Node:
+def _rviz(given: dict[str, str], sim_time: bool) -> LaunchDescriptionEntity:
+    """RViz with this node's topics; where it is not installed a sentence, for the node does not need it."""
+    if not _installed("rviz2"):
+        return LogInfo(
+            msg="rviz:=true, but rviz2 is not installed (apt install ros-$ROS_DISTRO-rviz2); going on without."
+        )
+    frame = given["fixed_frame"] or given["map_frame"] or "map"
+    config = Path(tempfile.mkdtemp(prefix="lepard_rviz_")) / "lepard.rviz"
+    config.write_text(rviz_config(given["points"], given["namespace"], frame))
     return Node(
         package="rviz2",
         executable="rviz2",
-        arguments=["-d", config],
+        arguments=["-d", str(config)],
         parameters=[{"use_sim_time": sim_time}],
         output="log",
     )

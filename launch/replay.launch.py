@@ -16,6 +16,7 @@ ARGUMENTS: dict[str, tuple[str | None, str]] = {
     "bag": (None, "the bag to play"),
     "config": ("rigid", "preset: a file of config/ without .yaml, or the path of a YAML file"),
     "points": ("/camera/depth/points", "cloud topic in the bag"),
+    "namespace": ("", "namespace of the node and its relative topics"),
     "rate": ("1.0", "speed of the bag"),
     "rviz": ("true", "open RViz"),
 }

@@ -14,11 +14,12 @@ __version__ = "0.1.0"
 __all__ = ["EncodedCloud", "Matcher", "Matches", "Registration", "Status", "__version__"]
 
 if TYPE_CHECKING:
-    from lepard_ros.matcher import EncodedCloud, Matcher
+    from lepard_ros.encoded_cloud import EncodedCloud
+    from lepard_ros.matcher import Matcher
     from lepard_ros.registration.types import Matches, Registration, Status
 
 _HOMES = {
-    "EncodedCloud": "lepard_ros.matcher",
+    "EncodedCloud": "lepard_ros.encoded_cloud",
     "Matcher": "lepard_ros.matcher",
     "Matches": "lepard_ros.registration.types",
     "Registration": "lepard_ros.registration.types",

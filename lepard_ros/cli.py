@@ -28,16 +28,18 @@ class Command(NamedTuple):
 
 
 COMMANDS: dict[str, Command] = {
-    "demo": Command("lepard_ros.evaluation.demo", "track a synthesised sensor through the real node, with pictures"),
-    "match": Command("lepard_ros.evaluation.match_command", "match two cloud files and print how they align"),
+    "demo": Command("lepard_ros.commands.demo", "track a synthesised sensor through the real node, with pictures"),
+    "match": Command("lepard_ros.commands.match", "match two cloud files and print how they align"),
     "node": Command("lepard_ros.ros.main", "run the ROS 2 node"),
-    "replay": Command("lepard_ros.evaluation.replay", "track a recorded bag, every frame in order"),
-    "bag": Command("lepard_ros.evaluation.bags", "make a bag from depth images or a synthesised sequence"),
-    "evaluate": Command("lepard_ros.evaluation.command", "compare methods on pairs or bags with ground truth"),
-    "train": Command("lepard_ros.learning.command", "train the network"),
-    "synthesise": Command("lepard_ros.learning.synthesise", "generate training data"),
-    "convert": Command("lepard_ros.network.weights_command", "turn the authors' checkpoint into safetensors"),
-    "info": Command("lepard_ros.network.weights_command", "say what a weights file holds"),
+    "replay": Command("lepard_ros.commands.replay", "track a recorded bag, every frame in order"),
+    "map": Command("lepard_ros.commands.map", "look into, export, merge or draw saved maps"),
+    "bag": Command("lepard_ros.commands.bag", "make a bag from depth images or a synthesised sequence"),
+    "evaluate": Command("lepard_ros.commands.evaluate", "compare methods on pairs or bags with ground truth"),
+    "reproduce": Command("lepard_ros.commands.reproduce", "the paper's tables from the published data and weights"),
+    "train": Command("lepard_ros.commands.train", "train the network"),
+    "synthesise": Command("lepard_ros.commands.synthesise", "generate training data"),
+    "convert": Command("lepard_ros.commands.weights", "turn the authors' checkpoint into safetensors"),
+    "info": Command("lepard_ros.commands.weights", "say what a weights file holds"),
 }
 
 # Which extra of `pip install` brings a module that is missing; what is not named here belongs to the core.
@@ -50,6 +52,10 @@ _EXTRAS = {
     "kiss_matcher": "eval",
     "kiss_icp": "eval",
     "pycpd": "eval",
+    "distributed": "cluster",
+    "onnx": "onnx",
+    "onnxruntime": "onnx",
+    "onnxscript": "onnx",
 }
 
 
@@ -106,6 +112,9 @@ def _run(arguments: list[str], ros_arguments: list[str]) -> int:
         parser = _parser(name, module)
         args = parser.parse_args(arguments[1:])
         args.ros_arguments = ros_arguments
+        from lepard_ros.network.allocator import keep_freed_memory
+
+        keep_freed_memory()  # the choice of a program, not of a library that others import
         return int(module.run(args))
     except ModuleNotFoundError as error:
         raise InputError(_missing_module(name, error)) from error

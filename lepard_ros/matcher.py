@@ -4,116 +4,48 @@
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from lepard_ros.cloud.grid import grid_subsample, occupied_cells
-from lepard_ros.cloud.pyramid import Pyramid, build_pyramid
+from lepard_ros.cloud.normals import UNKNOWN
+from lepard_ros.encoded_cloud import (
+    EncodedCloud,
+    PointsLike,
+    checked_points,
+    choose_device,
+    encode_cloud,
+    encode_together,
+    mixed_precision,
+    suitable_grid,
+)
 from lepard_ros.errors import InputError
-from lepard_ros.network.allocator import keep_freed_memory
-from lepard_ros.network.fine import best_partners, coarse_prior, owner_of_fine
+from lepard_ros.geometry.arrays import FloatArray
+from lepard_ros.geometry.rigid_motion import exponential
+from lepard_ros.network.fine import best_partners, coarse_prior
 from lepard_ros.network.lepard import Lepard, pad_clouds
 from lepard_ros.network.matching import select_matches
+from lepard_ros.network.procrustes import RigidFit
 from lepard_ros.network.weights import Card, load
-from lepard_ros.registration.rigid import RigidSettings, register_matches
-from lepard_ros.registration.types import Matches, Registration, Status, Surface
+from lepard_ros.registration.rigid.covariance import PATCH_CELLS
+from lepard_ros.registration.rigid.estimate import RigidSettings, candidate_motions, register_matches
+from lepard_ros.registration.types import NO_MATCHES, Matches, Registration, Status
+
+__all__ = ["EncodedCloud", "Matcher", "MatcherSettings", "PointsLike"]
+
+Side = tuple[EncodedCloud, EncodedCloud, Matches]
+SMALL_CELLS = 12  # a cloud of fewer cells across is a thing, not a place
+MAX_SIDES = 2  # of clouds without a viewpoint, that are tried once more
+COARSE_TOLERANCE = 2.0  # tolerances of coarse matches, over those of fine ones
+# A turn (3, 3) about no axis of the grid: the same points then fall into other cells.
+TURN = exponential(np.array([[0.0, 0.0, 0.0, 0.5, 0.4, 0.3]]))[0, :3, :3]
 
 if TYPE_CHECKING:
-    from lepard_ros.registration.nonrigid import WarpSettings
-    from lepard_ros.registration.warp import Warp
-
-PointsLike = NDArray[np.floating] | Tensor
-# A cloud on the network's grid has at most this many points; of a larger one, those nearest to the sensor are kept.
-MAX_POINTS = 40_000
-# And this many coarse points: attention compares all with all. A furnished room of 60 square metres has about 2,000.
-MAX_COARSE = 2_500
-LARGE_DIM = 256  # features of more channels, as the paper's, mean tables of tens of megabytes
-# Raw rigid clouds are compared on a grid on which the smaller one has about this many points, at most so much finer
-# than the network's own: it was trained on rooms, and reads a desk as a small room.
-GOOD_POINTS, FINEST = 6_000, 0.5
-# The origin is taken for the sensor's place unless the whole cloud is further away than this, in metres.
-MAX_RANGE = 30.0
-# Clouds whose centre is further from the origin than this (metres) are moved to it: float32 would round their points.
-FAR = 500.0
-
-
-@dataclass(frozen=True)
-class EncodedCloud:
-    """A cloud that the network has seen, ready to be matched again and again.
-
-    surface: the cloud on its grid, with normals, in the cloud's frame less `offset` (3,) metres, which is zero but for
-    clouds far from their origin. Tensors: coarse points, in metres times `scale`, and normals (n, 3), features (n, d);
-    fine features (N, c) and the coarse point of each fine one, owners (N,), both None without fine matching.
-    """
-
-    surface: Surface
-    offset: NDArray[np.float64]
-    points: Tensor
-    normals: Tensor
-    features: Tensor
-    fine_features: Tensor | None
-    owners: Tensor | None
-    weights_id: str
-    seconds: float = 0.0
-    scale: float = 1.0
-
-    def __len__(self) -> int:
-        """How many coarse points there are."""
-        return len(self.points)
-
-    @property
-    def coarse_points(self) -> NDArray[np.float64]:
-        """The matched points, (n, 3) metres in the cloud's frame."""
-        return self.points.cpu().numpy().astype(np.float64) / self.scale + self.offset
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held by arrays and tensors."""
-        tensors = [
-            t for t in (self.points, self.normals, self.features, self.fine_features, self.owners) if t is not None
-        ]
-        surface = self.surface.points.nbytes + self.surface.normals.nbytes
-        return sum(t.element_size() * t.nelement() for t in tensors) + surface
-
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """As plain arrays, to be stored in a map."""
-        tensors = {"points": self.points, "normals": self.normals, "features": self.features}
-        optional = {"fine_features": self.fine_features, "owners": self.owners}
-        tensors |= {name: value for name, value in optional.items() if value is not None}
-        arrays: dict[str, NDArray[Any]] = {name: value.cpu().numpy() for name, value in tensors.items()}
-        surface = self.surface
-        arrays |= {
-            "surface_points": surface.points,
-            "surface_normals": surface.normals,
-            "viewpoint": surface.viewpoint,
-        }
-        arrays |= {"offset": self.offset, "spacing": np.array(surface.spacing), "scale": np.array(self.scale)}
-        return arrays | {"weights_id": np.frombuffer(self.weights_id.encode(), dtype=np.uint8)}
-
-    @classmethod
-    def from_arrays(cls, arrays: dict[str, NDArray[Any]], device: str | torch.device = "cpu") -> "EncodedCloud":
-        """From what `to_arrays` gave."""
-        try:
-            surface = Surface(
-                arrays["surface_points"], arrays["surface_normals"], float(arrays["spacing"]), arrays["viewpoint"]
-            )
-            tensors = {
-                name: torch.from_numpy(np.array(arrays[name])).to(device) if name in arrays else None
-                for name in ("fine_features", "owners")
-            }
-            needed = {
-                name: torch.from_numpy(np.array(arrays[name])).to(device) for name in ("points", "normals", "features")
-            }
-            weights_id = bytes(arrays["weights_id"]).decode()
-            known = {"weights_id": weights_id, "scale": float(arrays["scale"])}
-            return cls(surface, arrays["offset"], **needed, **tensors, **known)  # type: ignore[arg-type]
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"these arrays are not an encoded cloud ({error}): encode the cloud again.") from error
+    from lepard_ros.registration.deformable.nonrigid import WarpSettings
+    from lepard_ros.registration.deformable.warp import Warp
 
 
 @dataclass(frozen=True)
@@ -123,15 +55,32 @@ class MatcherSettings:
     fine_points: so many points of the source look for their partner among all points of the target (all that there are,
     if fewer). fine_matches: most matches kept. guided: whether the transformer's coarse matches guide them (None: where
     scenes deform; of rigid scenes the descriptors alone register more pairs, docs/training.md). grid: metres, on which
-    clouds are encoded (None: the network's own, or for raw rigid clouds one that suits their size). rigid: how a motion
-    is found from the matches.
+    clouds are encoded (None: the network's own, or for raw rigid clouds one that suits their size). gridded: whether
+    clouds lie on that grid already, as the benchmarks' files on the paper's (None: if hardly two of their points share
+    a cell). rigid: how a motion is found from the matches.
+    effort: further tries that `register` may spend on a pair that was refused; see `Matcher.register`.
+    harder: by how much the numbers of points, matches, seeds and hypotheses grow in a further try.
+    repositionings: in a further try, so many hypotheses reposition the source for the transformer, whose matches then
+    suggest motions of their own (0: none).
     """
 
     fine_points: int = 1500
     fine_matches: int = 1000
     guided: bool | None = None
     grid: float | None = None
+    gridded: bool | None = None
     rigid: RigidSettings = field(default_factory=RigidSettings)
+    effort: int = 1
+    harder: float = 2.0
+    repositionings: int = 0
+
+    def with_more(self) -> "MatcherSettings":
+        """The settings of a further try."""
+        few, times = self.rigid.consistency, self.harder
+        more = replace(few, seeds=round(few.seeds * times), hypotheses=round(few.hypotheses * times))
+        points, matches = round(self.fine_points * times), round(self.fine_matches * times)
+        rigid = replace(self.rigid, consistency=more)
+        return replace(self, rigid=rigid, fine_points=points, fine_matches=matches, effort=0)
 
 
 class Matcher:
@@ -142,14 +91,13 @@ class Matcher:
     ) -> None:
         """network and card as `network.weights.load` gives them; device: auto, cpu, cuda or cuda:i."""
         self.device = choose_device(device)
-        if self.device.type == "cpu":
-            keep_freed_memory(large=network.config.feature_dim > LARGE_DIM)
         self.network = network.to(self.device).eval()
         self.card, self.config = card, network.config
         self.settings = settings or MatcherSettings()
         guided = card.mode == "deformable" if self.settings.guided is None else self.settings.guided
-        # Without fine features the coarse matches are all there is.
+        # Without fine features the coarse matches are all there is: they lie on a grid four times as wide.
         self.guided = guided or not self.config.fine_dim
+        self.rigid = self.settings.rigid if self.config.fine_dim else self.settings.rigid.widened(COARSE_TOLERANCE)
 
     @classmethod
     def from_pretrained(
@@ -173,61 +121,54 @@ class Matcher:
         cloud = self.encode(points)
         self.match(cloud, cloud)
 
-    @torch.no_grad()
     def encode(
-        self, points: PointsLike, viewpoint: PointsLike | None = None, grid: float | None = None
+        self, points: PointsLike, viewpoint: PointsLike | str | None = None, grid: float | None = None
     ) -> EncodedCloud:
         """Describe a cloud once.
 
         points: (N, 3) metres; rows that are not finite are left out. viewpoint: (3,), where the sensor stood in the
-        cloud's frame (the origin, unless the whole cloud is far from it). grid: metres, if not the settings' own.
+        cloud's frame (None: at its origin), or "unknown" for fused maps, models and clouds that were moved: it then
+        takes twice as long. grid: metres, if not the settings' own.
         A cloud with fewer than 3 points gives an encoded cloud of length 0, which matches nothing.
         """
-        started = time.perf_counter()
-        points = checked_points(points)
         grid = grid or self.settings.grid or self.config.grid
-        scale = self.config.grid / grid  # the network knows one grid only: a finer one is a larger cloud
-        offset = far_offset(points)
-        place = choose_viewpoint(points, viewpoint) - offset
-        if len(points) < 3:
-            return self._empty(offset, place, grid)
-        local = torch.from_numpy((points - offset if offset.any() else points).astype(np.float32)).to(self.device)
-        eye = torch.from_numpy(place.astype(np.float32)).to(self.device)
-        pyramid = self._bounded_pyramid(local * scale if scale != 1 else local, eye * scale)
-        with torch.autocast(self.device.type, enabled=self.device.type == "cuda"):
-            features, fine = self.network.encode(pyramid)
-            if self.guided:
-                coarse = pad_clouds([features], pyramid.points[2:3], pyramid.normals[2:3])
-                features = self.network.prepare(coarse).features[0]
-        owners = None if fine is None else owner_of_fine(pyramid)
-        normals = pyramid.normals or [torch.zeros_like(level) for level in pyramid.points]
-        finest, outward = (values.cpu().numpy().astype(np.float64) for values in (pyramid.points[0], normals[0]))
-        tensors = pyramid.points[2], normals[2], features.float(), None if fine is None else fine.float(), owners
-        seconds = time.perf_counter() - started
-        surface = Surface(finest / scale, outward, grid, place)
-        return EncodedCloud(surface, offset, *tensors, self.weights_id, seconds, scale)
+        gridded = self.settings.gridded
+        return encode_cloud(self.network, points, viewpoint, grid, self.weights_id, self.device, self.guided, gridded)
+
+    def encode_all(
+        self, clouds: Sequence[PointsLike], viewpoints: Sequence[PointsLike | str | None] | None = None
+    ) -> list[EncodedCloud]:
+        """Encode clouds that are to be compared, on one grid that suits them all."""
+        grid, places = self.suitable_grid(clouds), viewpoints or [None] * len(clouds)
+        return [self.encode(cloud, place, grid) for cloud, place in zip(clouds, places, strict=True)]
 
     def suitable_grid(self, clouds: Sequence[PointsLike]) -> float:
-        """The grid in metres on which raw clouds should be compared."""
+        """The grid in metres on which raw clouds should be compared: of rigid scenes at any scale."""
         own = self.settings.grid or self.config.grid
-        if self.guided or self.settings.grid:
+        if self.card.mode == "deformable" or not self.config.fine_dim or self.settings.grid:
             return own
-        finite = (torch.from_numpy(checked_points(cloud)).to(self.device) for cloud in clouds)
-        count = min(occupied_cells(points, own) for points in finite)
-        return own * float(np.clip(np.sqrt(count / GOOD_POINTS), FINEST, 1.0))
+        return suitable_grid(clouds, own, self.device)
 
-    def _bounded_pyramid(self, points: Tensor, eye: Tensor) -> Pyramid:
-        """The pyramid of a cloud (N, 3), of its part nearest to the sensor if the whole would be too large."""
-        grid = nearest_points(grid_subsample(points, self.config.grid)[0], eye, MAX_POINTS)
-        while True:
-            coarse = grid_subsample(grid_subsample(grid, 2 * self.config.grid)[0], 4 * self.config.grid)[0]
-            if len(coarse) <= MAX_COARSE:
-                return build_pyramid(grid, self.config.pyramid, eye, gridded=True)
-            grid = nearest_points(grid, eye, int(0.9 * len(grid) * MAX_COARSE / len(coarse)))
+    @property
+    def network_grid(self) -> float:
+        """The grid in metres that the network was trained on."""
+        return self.config.grid
+
+    def tracking_grid(self, points: PointsLike) -> float:
+        """The grid in metres for a map that starts with this cloud (N, 3): the network's own, unless it fits badly.
+
+        A street wants a coarser one, a thing on a table a finer one. A room seen through a keyhole does not: the next
+        view of it may be wide.
+        """
+        own, grid = self.settings.grid or self.config.grid, self.suitable_grid([points])
+        finite = checked_points(points)
+        small = len(finite) > 0 and np.linalg.norm(np.ptp(finite, axis=0)) < SMALL_CELLS * own
+        return grid if grid > 2 * own or (small and grid < own / 2) else own
 
     def match(self, source: PointsLike | EncodedCloud, target: PointsLike | EncodedCloud) -> Matches:
         """The points of the source that the network sees in the target, most confident first."""
-        return self.match_many(source, [target])[0]
+        cloud, other = self._encoded([source, target])
+        return self._sides(cloud, other)[0][2]
 
     @torch.no_grad()
     def match_many(
@@ -237,35 +178,88 @@ class Matcher:
         cloud, *others = self._encoded([source, *targets])
         usable = [other for other in others if len(cloud) and len(other)]
         if not usable:
-            return [no_matches() for _ in others]
-        found = iter(self._confidences(cloud, usable))  # one for each usable pair, in order
+            return [NO_MATCHES for _ in others]
+        if self.config.normalisation == "joint":
+            return [self._match_together(cloud, other) if len(cloud) and len(other) else NO_MATCHES for other in others]
+        tables = self._confidences(cloud, usable) if self.guided else [None] * len(usable)
+        found = iter(tables)  # one for each usable pair, in order
         usable_ids = {id(other) for other in usable}
-        return [
-            self._matches(cloud, other, next(found)) if id(other) in usable_ids else no_matches() for other in others
-        ]
+        return [self._matches(cloud, other, next(found)) if id(other) in usable_ids else NO_MATCHES for other in others]
 
-    def _confidences(self, cloud: EncodedCloud, others: list[EncodedCloud]) -> Sequence[Tensor | None]:
-        """The transformer's confidences (n, m) of one cloud against each of several, in one batch; or None."""
-        if not self.guided:
-            return [None] * len(others)
-        prepared = self.network.can_prepare()
+    def _match_together(self, cloud: EncodedCloud, other: EncodedCloud) -> Matches:
+        """Matches of a pair whose features depend on both clouds."""
+        source, target = encode_together(self.network, cloud, other)
+        return self._matches(source, target, self._confidences(source, [target])[0])
+
+    def _confidences(
+        self, cloud: EncodedCloud, others: list[EncodedCloud], motions: FloatArray | None = None
+    ) -> list[Tensor]:
+        """The transformer's confidences (n, m) of one cloud against each of several, in one batch.
+
+        motions: (H, 4, 4) in the local frames, one for each, to reposition the cloud instead of the transformer's own.
+        """
+        prepared = self.guided and self.network.can_prepare()
         single = pad_clouds([cloud.features], [cloud.points], [cloud.normals], prepared)
         features, points, normals = (
             [getattr(other, name) for other in others] for name in ("features", "points", "normals")
         )
         padded = pad_clouds(features, points, normals, prepared)
-        with torch.autocast(self.device.type, enabled=self.device.type == "cuda"):
-            confidence = self.network.match(single, padded).confidence.float()
+        given = None if motions is None else rigid_fit(motions, cloud.scale, self.device)
+        with mixed_precision(self.network, self.device):
+            confidence = self.network.match(single, padded, given).confidence.float()
         return [table[: len(cloud), : len(other)] for table, other in zip(confidence, others, strict=True)]
 
-    def register(self, source: PointsLike | EncodedCloud, target: PointsLike | EncodedCloud) -> Registration:
-        """The rigid motion that takes the source to the target; rejected (transform None) unless it can be trusted."""
-        return self.register_many(source, [target])[0]
+    def register(
+        self, source: PointsLike | EncodedCloud, target: PointsLike | EncodedCloud, effort: int | None = None
+    ) -> Registration:
+        """The rigid motion that takes the source to the target; rejected (transform None) unless it can be trusted.
+
+        effort (None: the settings'): further tries if the motion is refused. The first looks for more matches and
+        hypotheses; the second does so on a grid that is turned and without the origin as the sensor's place, which only
+        raw clouds allow.
+        """
+        effort = self.settings.effort if effort is None else effort
+        cloud, other = self._encoded([source, target])
+        seconds = {"encode": sum(c.seconds for c, raw in ((cloud, source), (other, target)) if c is not raw)}
+        started = time.perf_counter()
+        sides = self._sides(cloud, other)
+        seconds["match"] = time.perf_counter() - started
+        result = self._register(*sides[0], seconds)
+        if result.ok or effort < 1 or result.status is Status.TOO_FEW_POINTS:
+            return result
+        started = time.perf_counter()
+        again = self._try_harder(sides)
+        if not (again.ok or effort < 2 or isinstance(source, EncodedCloud) or isinstance(target, EncodedCloud)):
+            again = self._try_turned(source, target, cloud.surface.spacing)
+        result = again if again.ok else result
+        return replace(result, seconds=seconds | {"further tries": time.perf_counter() - started})
+
+    def _try_harder(self, sides: Sequence["Side"]) -> Registration:
+        """The first motion that more matches and hypotheses find, on the sides with most matches."""
+        matcher = Matcher(self.network, self.card, str(self.device), self.settings.with_more())
+        for source, target, _ in sides[:MAX_SIDES]:
+            more = matcher.match_many(source, [target])[0]
+            candidates = matcher.repositioned_motions(source, target, more)
+            result = matcher._register(source, target, more, {}, candidates)
+            if result.ok:
+                break
+        return result
+
+    def _try_turned(self, source: PointsLike, target: PointsLike, grid: float) -> Registration:
+        """Once more with the source's points turned, which fall into other cells, and viewpoints taken for unknown."""
+        turned = self.encode(checked_points(source) @ TURN.T, UNKNOWN, grid)
+        result = self._try_harder(self._sides(turned, self.encode(target, UNKNOWN, grid)))
+        if result.transform is None:
+            return result
+        back = np.eye(4)
+        back[:3, :3] = TURN
+        matches = result.matches._replace(source=result.matches.source @ TURN)
+        return replace(result, transform=result.transform @ back, matches=matches)
 
     def register_many(
         self, source: PointsLike | EncodedCloud, targets: Sequence[PointsLike | EncodedCloud]
     ) -> list[Registration]:
-        """Register one cloud to each of several."""
+        """Register one cloud to each of several, with one try each: the tracker's way."""
         fresh = [not isinstance(cloud, EncodedCloud) for cloud in (source, *targets)]
         cloud, *others = self._encoded([source, *targets])
         encoding = sum(c.seconds for c, new in zip((cloud, *others), fresh, strict=True) if new)
@@ -275,30 +269,65 @@ class Matcher:
         return [self._register(cloud, other, matches, seconds) for other, matches in zip(others, many, strict=True)]
 
     def warp(self, source: PointsLike, target: PointsLike, settings: "WarpSettings | None" = None) -> "Warp":
-        """The non-rigid warp of the source's surface onto the target; clouds (N, 3), or organised (H, W, 3)."""
-        from lepard_ros.registration.nonrigid import warp_from_matches
+        """The non-rigid warp of the source's surface onto the target; clouds (N, 3), or organised (H, W, 3).
 
-        flat = [
-            checked_points(np.asarray(cloud).reshape(-1, 3) if np.ndim(cloud) == 3 else cloud)
-            for cloud in (source, target)
-        ]
-        matches = self.match(*flat)
-        return warp_from_matches(np.asarray(source), np.asarray(target), matches, settings)
+        Walls, floors and what stands apart from the body are left out (`settings.foreground`).
+        """
+        from lepard_ros.registration.deformable.nonrigid import WarpSettings, warp_from_matches, without_background
+
+        settings = settings or WarpSettings()
+        clouds = [np.asarray(cloud) for cloud in (source, target)]
+        for cloud in clouds:
+            checked_points(cloud.reshape(-1, 3) if cloud.ndim == 3 else cloud)
+        bodies = [without_background(cloud, settings.foreground) for cloud in clouds]
+        matches = self.match(*(body.reshape(-1, 3) for body in bodies))
+        return warp_from_matches(bodies[0], bodies[1], matches, settings)
+
+    def _sides(self, source: EncodedCloud, target: EncodedCloud) -> list["Side"]:
+        """The pair with its matches; where a viewpoint is not known, with either side of it, most matches first."""
+        sources, targets = ([c] if c.reverse is None else [c, c.reverse] for c in (source, target))
+        sides = [(first, second, self.match_many(first, [second])[0]) for second in targets for first in sources]
+        return sorted(sides, key=lambda side: -side[2].confidence.sum())
 
     def _register(
-        self, source: EncodedCloud, target: EncodedCloud, matches: Matches, seconds: dict[str, float]
+        self,
+        source: EncodedCloud,
+        target: EncodedCloud,
+        matches: Matches,
+        seconds: dict[str, float],
+        further: FloatArray | None = None,
     ) -> Registration:
-        """Estimate in the clouds' local frames, then put their offsets back."""
+        """Estimate in the clouds' local frames, then put their offsets back. further: other motions (H, 4, 4)."""
         if not len(source) or not len(target):
             return Registration(None, Status.TOO_FEW_POINTS, matches, np.zeros(0, dtype=bool), seconds=seconds)
-        local = Matches(matches.source - source.offset, matches.target - target.offset, matches.confidence)
-        result = register_matches(local, source.surface, target.surface, self.settings.rigid)
+        local = local_matches(matches, source, target)
+        rigid = replace(self.rigid, patch=PATCH_CELLS * target.surface.spacing)
+        result = register_matches(local, source.surface, target.surface, rigid, further=further)
         transform = result.transform
         if transform is not None and (source.offset.any() or target.offset.any()):
             transform = transform.copy()
             transform[:3, 3] += target.offset - transform[:3, :3] @ source.offset
-        values = {**result.__dict__, "transform": transform, "matches": matches, "seconds": seconds | result.seconds}
-        return Registration(**values)
+        return replace(result, transform=transform, matches=matches, seconds=seconds | result.seconds)
+
+    @torch.no_grad()
+    def repositioned_motions(self, source: EncodedCloud, target: EncodedCloud, matches: Matches) -> FloatArray | None:
+        """Motions (H, 4, 4), in the local frames, that the transformer finds once hypotheses repositioned the source.
+
+        Hypotheses come from the descriptors' matches and from the transformer's own coarse ones, half of each. None
+        where the settings ask for none.
+        """
+        count = self.settings.repositionings
+        if not count or len(matches.confidence) < self.rigid.min_matches:
+            return None
+        grid, rule = target.surface.spacing, self.rigid
+        coarse = self._coarse_matches(source, target, self._confidences(source, [target])[0])
+        found = [candidate_motions(local_matches(m, source, target), grid, rule)[0] for m in (matches, coarse)]
+        motions = np.concatenate([found[0][: (count + 1) // 2], found[1][: count // 2]])
+        if not len(motions):
+            return None
+        tables = self._confidences(source, [target] * len(motions), motions)
+        guided = [local_matches(self._matches(source, target, table), source, target) for table in tables]
+        return np.concatenate([candidate_motions(m, grid, rule)[0][:2] for m in guided])
 
     def _encoded(self, clouds: Sequence[PointsLike | EncodedCloud]) -> list[EncodedCloud]:
         """All clouds encoded, on the grid of those that are already; refused where those differ."""
@@ -312,22 +341,26 @@ class Matcher:
         grid = grids[0] if grids else self.suitable_grid(raw)
         return [cloud if isinstance(cloud, EncodedCloud) else self.encode(cloud, grid=grid) for cloud in clouds]
 
-    def _empty(self, offset: NDArray[np.float64], viewpoint: NDArray[np.float64], grid: float) -> EncodedCloud:
-        none = torch.zeros(0, 3, device=self.device)
-        surface = Surface(np.zeros((0, 3)), np.zeros((0, 3)), grid, viewpoint)
-        features = torch.zeros(0, self.config.feature_dim, device=self.device)
-        return EncodedCloud(surface, offset, none, none, features, None, None, self.weights_id)
-
     def _matches(self, source: EncodedCloud, target: EncodedCloud, confidence: Tensor | None) -> Matches:
         """Matches of one pair, most confident first; confidence: (n, m) of its coarse points, if they are used."""
-        if self.config.fine_dim:
-            x, y, scores = self._fine_matches(source, target, confidence)
-        else:
+        if not self.config.fine_dim:
             assert confidence is not None
-            index = select_matches(confidence[None], self.config.confidence_threshold, self.config.mutual)[:, 1:]
-            scores = confidence[index[:, 0], index[:, 1]]
-            x, y = source.points[index[:, 0]], target.points[index[:, 1]]
-        order = scores.argsort(descending=True, stable=True)[: self.settings.fine_matches]
+            return self._coarse_matches(source, target, confidence)
+        x, y, scores = self._fine_matches(source, target, confidence)
+        return self._sorted(source, target, x, y, scores, self.settings.fine_matches)
+
+    def _coarse_matches(self, source: EncodedCloud, target: EncodedCloud, confidence: Tensor) -> Matches:
+        """The coarse points whose confidence (n, m) suffices."""
+        index = select_matches(confidence[None], self.config.confidence_threshold, self.config.mutual)[:, 1:]
+        scores = confidence[index[:, 0], index[:, 1]]
+        x, y = source.points[index[:, 0]] / source.scale, target.points[index[:, 1]] / target.scale
+        return self._sorted(source, target, x, y, scores)
+
+    def _sorted(
+        self, source: EncodedCloud, target: EncodedCloud, x: Tensor, y: Tensor, scores: Tensor, count: int | None = None
+    ) -> Matches:
+        """The `count` most confident of the matches x, y (M, 3) with scores (M,), in the clouds' frames."""
+        order = scores.argsort(descending=True, stable=True)[:count]
         a, b, confidences = (value[order].cpu().numpy().astype(np.float64) for value in (x, y, scores))
         return Matches(a + source.offset, b + target.offset, confidences)
 
@@ -353,68 +386,12 @@ class Matcher:
         return torch.from_numpy(cloud.surface.points).to(self.device, torch.float32)
 
 
-def choose_device(name: str) -> torch.device:
-    """The device of a name: auto takes CUDA where it is."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InputError(f"device {name!r} is not known: use auto, cpu, cuda or cuda:0.") from None
-    if device.type not in ("cpu", "cuda"):
-        raise InputError(f"device {name!r} is not supported: use auto, cpu, cuda or cuda:0.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InputError(
-            f"device {name!r} was asked for, but this machine has {torch.cuda.device_count()} CUDA devices: use cpu."
-        )
-    return device
+def local_matches(matches: Matches, source: EncodedCloud, target: EncodedCloud) -> Matches:
+    """Matches in the clouds' local frames, without their offsets."""
+    return Matches(matches.source - source.offset, matches.target - target.offset, matches.confidence)
 
 
-def checked_points(points: PointsLike) -> NDArray[np.floating]:
-    """The finite rows of a cloud (N, 3) as an array; anything else raises."""
-    if isinstance(points, Tensor):
-        points = points.detach().cpu().numpy()
-    if not isinstance(points, np.ndarray):
-        raise TypeError(
-            f"a cloud must be a numpy array or a torch tensor of shape (N, 3), not {type(points).__name__}."
-        )
-    if points.ndim != 2 or points.shape[1] != 3:
-        raise InputError(f"a cloud must have shape (N, 3), not {points.shape}.")
-    if not np.issubdtype(points.dtype, np.floating):
-        raise TypeError(f"a cloud must hold floating point metres, not {points.dtype}: convert it with .astype(float).")
-    finite = np.isfinite(points)
-    return points if finite.all() else points[finite.all(axis=1)]
-
-
-def far_offset(points: NDArray[np.floating]) -> NDArray[np.float64]:
-    """What to subtract so that float32 keeps millimetres: zero for clouds near their origin."""
-    if len(points) == 0:
-        return np.zeros(3)
-    centre = np.median(points[:: max(1, len(points) // 10_000)], axis=0).astype(np.float64)
-    return np.round(centre) if np.abs(centre).max() > FAR else np.zeros(3)
-
-
-def choose_viewpoint(points: NDArray[np.floating], viewpoint: PointsLike | None) -> NDArray[np.float64]:
-    """Where normals look: the given place, else the origin, else (a cloud far from it) the middle of the cloud."""
-    if viewpoint is not None:
-        place = np.asarray(viewpoint, dtype=np.float64).reshape(-1)
-        if place.shape != (3,) or not np.isfinite(place).all():
-            raise InputError("the viewpoint must be three finite numbers in metres.")
-        return place
-    sample = points[:: max(1, len(points) // 1000)]  # enough to tell a sensor's cloud from one far away
-    if len(points) and np.abs(sample).max(axis=1).min() > MAX_RANGE:
-        return points.mean(axis=0, dtype=np.float64)
-    return np.zeros(3)
-
-
-def nearest_points(points: Tensor, place: Tensor, limit: int) -> Tensor:
-    """At most `limit` of the points (N, 3), those nearest to a place, in their order."""
-    if len(points) <= limit:
-        return points
-    keep = (points - place).norm(dim=1).topk(limit, largest=False).indices
-    return points[keep.sort().values]
-
-
-def no_matches() -> Matches:
-    """No matches at all."""
-    return Matches(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros(0))
+def rigid_fit(motions: FloatArray, scale: float, device: torch.device) -> RigidFit:
+    """Motions (H, 4, 4) in metres as the network takes them, where a metre is `scale`."""
+    given = torch.from_numpy(motions).to(device, torch.float32)
+    return RigidFit(given[:, :3, :3], given[:, :3, 3:] * scale, given.new_ones(len(given)))

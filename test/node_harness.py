@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
+from geometry_msgs.msg import PoseWithCovarianceStamped
 from lepard_ros.msg import Correspondences, TrackingStatus
 from nav_msgs.msg import Odometry
 from nav_msgs.msg import Path as PathMessage
@@ -193,6 +194,7 @@ class Probe:
             (DiagnosticArray, "/diagnostics", 10),
             (TrackingStatus, own + "status", 10),
             (Odometry, own + "odometry", 10),
+            (PoseWithCovarianceStamped, own + "pose", 10),
             (Correspondences, own + "correspondences", 10),
             (MarkerArray, own + "markers", 10),
             (PathMessage, own + "path", LATCHED),

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from lepard_ros.registration.kabsch import exponential, invert, move
-from lepard_ros.registration.types import FloatArray, Surface
+from lepard_ros.geometry.arrays import FloatArray
+from lepard_ros.geometry.rigid_motion import exponential, invert, move
+from lepard_ros.geometry.voxel_grid import group_by_cell
+from lepard_ros.registration.types import Surface
 
 SPACING = 0.05
 
@@ -60,7 +62,7 @@ def view(room: FloatArray, pose: FloatArray, seed: int = 0, noise: float = 0.004
     points, normals = points[kept], (normals @ pose[:3, :3])[kept]
     normals += rng.normal(size=normals.shape) * 0.05
     normals /= np.linalg.norm(normals, axis=1, keepdims=True)
-    _, first = np.unique(np.floor(points / SPACING).astype(int), axis=0, return_index=True)
+    first = group_by_cell(points, SPACING).first
     return Surface(points[first], normals[first], SPACING)
 
 

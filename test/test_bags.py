@@ -15,12 +15,12 @@ from PIL import Image
 from box_room import CAMERA, render, sweep
 from lepard_ros import cli
 from lepard_ros.cloud.depth import depth_to_points
+from lepard_ros.data.bag_reader import open_bag
+from lepard_ros.data.bag_writer import CAMERA_FRAME, IMAGE_TOPIC, INFO_TOPIC, POINTS_TOPIC, BagWriter
+from lepard_ros.data.recordings import DepthFrame, Recording, open_recording, select_frames, shrink_camera
+from lepard_ros.data.trajectories import Trajectory, rows_from_poses, write_tum
 from lepard_ros.errors import InputError
-from lepard_ros.evaluation.bag_reader import open_bag
-from lepard_ros.evaluation.bag_writer import CAMERA_FRAME, IMAGE_TOPIC, INFO_TOPIC, POINTS_TOPIC, BagWriter
-from lepard_ros.evaluation.bags import make_bag, select_frames, shrink_camera
-from lepard_ros.evaluation.recordings import DepthFrame, Recording, open_recording
-from lepard_ros.evaluation.trajectories import Trajectory, rows_from_poses, write_tum
+from lepard_ros.synthesis.room_recording import make_bag, open_source
 
 rosbag2 = pytest.importorskip("rosbags.rosbag2")
 STAMPS = [1_700_000_000_123_456_789 + 100_000_000 * i for i in range(4)]
@@ -239,7 +239,7 @@ def test_a_seven_scenes_folder_becomes_a_bag(tmp_path: Path) -> None:
     depth[0, 0] = 65535
     Image.fromarray(depth).save(folder / "frame-000000.depth.png")
     np.savetxt(folder / "frame-000000.pose.txt", sweep(2)[1])
-    frame = next(iter(open_recording(str(folder)).frames()))
+    frame = next(iter(open_recording(folder).frames()))
     assert frame.depth[0, 0] == 0 and frame.depth[1, 1] == np.float32(1.5)
     assert frame.pose is not None and np.allclose(frame.pose, sweep(2)[1])
 
@@ -271,7 +271,7 @@ def write_official_tum(folder: Path, count: int = 3) -> None:
 )
 def test_tum_s_own_folders_have_their_published_camera(tmp_path: Path, name: str, fx: float, origin: str) -> None:
     write_official_tum(tmp_path / name)
-    recording = open_recording(str(tmp_path / name))
+    recording = open_recording(tmp_path / name)
     assert isinstance(recording, Recording)
     assert recording.camera.fx == fx and (recording.camera.width, recording.camera.height) == (640, 480)
     assert origin in str(recording.calibration)
@@ -297,13 +297,13 @@ def test_a_camera_file_goes_before_what_is_known_of_a_folder(tmp_path: Path, lay
     assert points[240, 320] == pytest.approx([0, 0, 3]) and points[0, 0, 0] == pytest.approx(-320 / 500 * 3)
     assert cli.main(["bag", "make", str(folder), str(tmp_path / "b"), "--camera", str(tmp_path / "absent.txt")]) == 2
     (folder / "camera.txt").write_text(line.replace("500 ", "490 "))
-    assert open_recording(str(folder)).camera.fx == 490
+    assert open_recording(folder).camera.fx == 490
 
 
 def test_a_lost_pose_of_seven_scenes_is_none(tmp_path: Path) -> None:
     Image.fromarray(np.full((480, 640), 1500, np.uint16)).save(tmp_path / "frame-000000.depth.png")
     np.savetxt(tmp_path / "frame-000000.pose.txt", np.full((4, 4), np.nan))
-    assert next(iter(open_recording(str(tmp_path)).frames())).pose is None
+    assert next(iter(open_recording(tmp_path).frames())).pose is None
 
 
 @pytest.mark.parametrize(
@@ -318,21 +318,21 @@ def test_images_that_are_no_depth_of_the_camera_are_refused(tmp_path: Path, imag
     write_official_tum(tmp_path / "tum", 1)
     Image.fromarray(image).save(next((tmp_path / "tum" / "depth").iterdir()))
     with pytest.raises(InputError, match=sentence):
-        list(open_recording(str(tmp_path / "tum")).frames())
+        list(open_recording(tmp_path / "tum").frames())
 
 
 @pytest.mark.parametrize("source", ["nowhere", "synthetic:x", "empty"])
 def test_what_is_no_recording_is_refused(tmp_path: Path, source: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError):
-        open_recording(source if ":" in source else str(tmp_path / source))
+        open_source(source if ":" in source else str(tmp_path / source))
 
 
 def test_a_broken_camera_file_is_named(tmp_path: Path) -> None:
     write_tum_folder(tmp_path / "tum", 1)
     (tmp_path / "tum" / "camera.txt").write_text("fx 500\n")
     with pytest.raises(InputError, match=r"camera\.txt"):
-        open_recording(str(tmp_path / "tum"))
+        open_recording(tmp_path / "tum")
 
 
 def test_frames_are_chosen_by_number_and_time() -> None:

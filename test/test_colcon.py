@@ -3,6 +3,7 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,7 +28,9 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy_sources(folder / "src" / "lepard_ros")
     prefixes = os.pathsep.join(filter(None, [os.environ.get("AMENT_PREFIX_PATH"), sys.prefix]))
     cmake = REPOSITORY / "cmake" / "wheels.cmake"
-    options = [f"-DPython3_EXECUTABLE={sys.executable}", f"-DCMAKE_PROJECT_INCLUDE={cmake}", "-DBUILD_TESTING=OFF"]
+    for part in ("test", "docs"):  # as a clone has them; some tests read the pages
+        shutil.copytree(REPOSITORY / part, folder / "src" / "lepard_ros" / part, dirs_exist_ok=True)
+    options = [f"-DPython3_EXECUTABLE={sys.executable}", f"-DCMAKE_PROJECT_INCLUDE={cmake}", "-DBUILD_TESTING=ON"]
     result = subprocess.run(
         ["colcon", "build", "--event-handlers", "console_direct+", "--cmake-args", *options],
         cwd=folder,
@@ -37,6 +40,19 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return folder
+
+
+def test_colcon_test_runs_the_tests_and_sees_their_results(workspace: Path) -> None:
+    prefixes = os.pathsep.join(filter(None, [os.environ.get("AMENT_PREFIX_PATH"), sys.prefix]))
+    surroundings = {**environment(), "AMENT_PREFIX_PATH": prefixes, "CMAKE_PREFIX_PATH": prefixes}
+    some = "^test_(parameters|launch|compat)$"
+    run = ["colcon", "test", "--return-code-on-test-failure", "--ctest-args", "-R", some]
+    result = subprocess.run(run, cwd=workspace, env=surroundings, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    summary = subprocess.run(["colcon", "test-result"], cwd=workspace, capture_output=True, text=True, check=True)
+    found = re.search(r"Summary: (\d+) tests, 0 errors, 0 failures", summary.stdout)
+    assert found, summary.stdout
+    assert int(found.group(1)) >= 30
 
 
 def in_workspace(workspace: Path, command: str) -> list[str]:
@@ -61,7 +77,7 @@ def test_the_installed_package_is_complete(workspace: Path) -> None:
 
 
 def test_the_installed_command_runs(workspace: Path) -> None:
-    command = in_workspace(workspace, "exec install/lepard_ros/lib/lepard_ros/lepard --version")
+    command = in_workspace(workspace, "exec lepard --version")  # on the PATH, since the workspace is sourced
     result = subprocess.run(command, env=environment(), cwd=workspace, capture_output=True, text=True, check=True)
     assert result.stdout.startswith("lepard_ros ")
 

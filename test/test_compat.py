@@ -4,6 +4,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from scipy.spatial.transform import Rotation
 rclpy = pytest.importorskip("rclpy", reason="ROS 2 is not installed")
 
 from lepard_ros.errors import InputError  # noqa: E402
+from lepard_ros.ros import conversion  # noqa: E402
 from lepard_ros.ros.compat import (  # noqa: E402
     TransformBroadcaster,
     TransformBuffer,
@@ -24,6 +26,8 @@ from lepard_ros.ros.compat import (  # noqa: E402
     quaternion_from_matrix,
     transform_from_matrix,
 )
+from lepard_ros.ros.compat import quaternions as quaternions_module  # noqa: E402
+from lepard_ros.ros.compat.libraries import ros_library  # noqa: E402
 
 SECOND = 10**9
 TF_HASH = "RIHS01_e369d0f05a23ae52508854b66f6aa0437f3449d652e8cbf22d5abe85d020f087"
@@ -51,6 +55,33 @@ def test_quaternion_and_matrix_are_inverse_and_agree_with_transforms3d(seed: int
     np.testing.assert_allclose(matrix_from_quaternion(quaternion)[:3, :3], matrix[:3, :3], atol=1e-12)
     w, x, y, z = quaternions.mat2quat(matrix[:3, :3])
     np.testing.assert_allclose(quaternion, np.array([x, y, z, w]) * (1 if w >= 0 else -1), atol=1e-7)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_tf_transformations_gives_the_same_results(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tf_transformations", reason="a ROS installation brings it")
+    matrix = pose(seed)
+    theirs = quaternion_from_matrix(matrix), matrix_from_quaternion(2.5 * quaternion_from_matrix(matrix))
+    monkeypatch.setattr(quaternions_module, "ros_library", lambda name: None)
+    ours = quaternion_from_matrix(matrix), matrix_from_quaternion(2.5 * quaternion_from_matrix(matrix))
+    for their, our in zip(theirs, ours, strict=True):
+        np.testing.assert_allclose(their, our, atol=1e-7)
+
+
+def test_sensor_msgs_py_makes_the_same_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sensor_msgs_py.point_cloud2", reason="a ROS installation brings it")
+    points = np.random.default_rng(0).normal(size=(500, 3))
+    for cloud in (points, np.where(points > 1, np.nan, points), points[:0]):
+        theirs = conversion.cloud_message(cloud, 5 * 10**9 + 7, "camera")
+        with monkeypatch.context() as patch:
+            patch.setattr(conversion, "ros_library", lambda name: None)
+            assert conversion.cloud_message(cloud, 5 * 10**9 + 7, "camera") == theirs
+
+
+def test_a_library_that_does_not_load_counts_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_ros_library.py").write_text("import numpy\nnumpy.no_such_name\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert ros_library("broken_ros_library") is None
 
 
 def test_quaternion_need_not_be_normalised_but_must_be_a_rotation() -> None:

@@ -1,7 +1,7 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Inputs on which a reader once failed, or would have: read again, each is accepted or refused with a sentence.
 
-test/corpus/<target>/ holds them by the targets of lepard_ros.evaluation.fuzz; `make fuzz` leaves new ones in
+test/corpus/<target>/ holds them by the targets of fuzz/fuzz.py; `make fuzz` leaves new ones in
 runs/fuzz/<target>/found_*.
 """
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from fuzz.fuzz import TARGETS
 from lepard_ros.errors import InputError
-from lepard_ros.evaluation.fuzz import TARGETS
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
 

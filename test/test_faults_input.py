@@ -102,7 +102,7 @@ def test_clouds_of_nothing_are_lost_not_an_error(probe: Probe) -> None:
     for points in (np.zeros((0, 3)), np.full((4, 5, 3), np.nan), np.ones((1, 3)), np.full((100, 3), 1e30)):
         status = probe.track(points.astype(np.float32), next(_stamps))
         assert status.state == TrackingStatus.LOST
-        assert status.reason != TrackingStatus.REASON_INTERNAL_ERROR
+        assert status.reason == TrackingStatus.REASON_TOO_FEW_POINTS
     status = probe.track(cloud_at(0), next(_stamps))
     assert status.state in (TrackingStatus.OK, TrackingStatus.RELOCALISED)
 

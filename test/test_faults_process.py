@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("rclpy", reason="ROS 2 is not installed here")
@@ -31,6 +32,44 @@ def test_a_signal_while_matching_ends_the_node_cleanly(number: signal.Signals) -
         assert code == 0, node.log()
         assert seconds < EXIT_SECONDS * patience()
         assert "Traceback" not in node.log()
+
+
+@pytest.fixture
+def own_domain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A domain of its own: nodes that earlier tests ran in this process may still be in the graph of theirs."""
+    monkeypatch.setenv("ROS_DOMAIN_ID", str(101 - int(os.environ["ROS_DOMAIN_ID"]) % 100))
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+@pytest.mark.usefixtures("own_domain")
+def test_a_clean_exit_leaves_no_ghost(busy: bool) -> None:
+    with Probe() as probe:
+        before = shared_memory()
+        with NodeProcess() as node:
+            probe.connect()
+            if busy:
+                heavy = np.random.default_rng(0).uniform(-4, 4, (35_000, 3)).astype(np.float32)
+                probe.send(heavy, time.time_ns())
+                probe.spin(0.3)
+            mine = mapped_segments(node.pid) - before
+            assert mine
+            assert node.stop()[0] == 0
+            gone = time.monotonic()
+            probe.until(lambda: "lepard" not in probe.node.get_node_names(), 15, "for the node to leave the graph")
+            assert time.monotonic() - gone < 5 * patience(), "plain rclpy leaves at once, a ghost stays for 20 s"
+            assert not mine & shared_memory(), "left in shared memory"
+
+
+def shared_memory() -> set[str]:
+    """Segments of Fast DDS that hold data; ports are shared by all processes."""
+    folder = Path("/dev/shm")
+    return {path.name for path in folder.glob("fastdds_*") if "port" not in path.name} if folder.is_dir() else set()
+
+
+def mapped_segments(pid: int) -> set[str]:
+    """Those that a process has mapped."""
+    names = {Path(line.split()[-1]).name for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/" in line}
+    return names & shared_memory()
 
 
 def test_a_second_signal_changes_nothing() -> None:
@@ -140,6 +179,7 @@ def test_a_quality_of_service_that_does_not_fit_is_said() -> None:
         assert "No clouds from a publisher" in node.log()
 
 
+@pytest.mark.usefixtures("own_domain")
 def test_two_nodes_of_one_name_are_reported() -> None:
     with NodeProcess() as _, NodeProcess() as _, Probe() as probe:
 
@@ -148,3 +188,4 @@ def test_two_nodes_of_one_name_are_reported() -> None:
             return entry is not None and " nodes have this name" in entry.message
 
         probe.until(said, 90)
+        assert "2 nodes have this name" in probe.diagnosis(": tracking").message

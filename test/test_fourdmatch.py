@@ -11,10 +11,21 @@ from hypothesis import strategies as st
 from scipy.spatial import cKDTree
 from scipy.spatial.transform import Rotation
 
+from lepard_ros.data.fourdmatch import (
+    OPTIONAL_FIELDS,
+    QUANTUM,
+    DeformablePair,
+    evaluation_files,
+    list_pairs,
+    load_pair,
+    save_pair,
+    training_files,
+    validation_files,
+)
 from lepard_ros.errors import InputError
-from lepard_ros.learning.anime import Animation, read_anime, render_pairs, split_of
-from lepard_ros.learning.creatures import BodyPlan, mesh_flesh
-from lepard_ros.learning.fourdmatch import QUANTUM, DeformablePair, list_pairs, load_pair, save_pair
+from lepard_ros.synthesis.anime import Animation, read_anime, render_pairs, split_of
+from lepard_ros.synthesis.creatures import BodyPlan, mesh_flesh
+from lepard_ros.training.deformable_samples import training_pairs
 
 
 def arrays_of_a_pair() -> dict[str, Any]:
@@ -43,10 +54,58 @@ def test_reads_the_benchmarks_layout(tmp_path: Path) -> None:
     (path,) = list_pairs(tmp_path / "split" / "4DMatch")
     pair = load_pair(path)
     np.testing.assert_allclose(pair.warped[pair.matches[:, 0]], pair.target[pair.matches[:, 1]], atol=1e-5)
-    assert pair.overlap == pytest.approx(40 / 60)
-    assert pair.translation.shape == (3,) and pair.metric_index.dtype == np.int64
+    assert pair.overlap == pytest.approx(0.66)  # the file's own, not the share of matches
+    assert pair.translation.shape == (3,)
+    assert pair.metric_index is not None and pair.metric_index.dtype == np.int64
     moved = (np.c_[pair.source + pair.flow, np.ones(60)] @ pair.transform.T)[:, :3]
     np.testing.assert_allclose(moved, pair.warped, atol=1e-5)
+
+
+def test_metric_index_and_overlap_rate_are_optional_as_in_the_published_loaders(tmp_path: Path) -> None:
+    needed = {key: value for key, value in arrays_of_a_pair().items() if key not in OPTIONAL_FIELDS}
+    np.savez(tmp_path / "pair.npz", **needed)
+    pair = load_pair(tmp_path / "pair.npz")
+    assert pair.metric_index is None
+    assert pair.overlap == pytest.approx(40 / 60)
+    save_pair(tmp_path / "again.npz", pair)
+    assert load_pair(tmp_path / "again.npz").metric_index is None
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    """The four parts of the published layout, one pair each."""
+    for part in ("train", "val", "4DMatch", "4DLoMatch"):
+        (tmp_path / "split" / part / "bear").mkdir(parents=True)
+        np.savez(tmp_path / "split" / part / "bear" / "cam1_0010_cam2_0033.npz", **arrays_of_a_pair())
+    return tmp_path
+
+
+def parts(paths: list[Path]) -> list[str]:
+    return sorted(path.parts[-3] for path in paths)
+
+
+@pytest.mark.parametrize("below", ["", "split"])
+def test_test_pairs_are_not_trained_on_nor_training_pairs_evaluated(published: Path, below: str) -> None:
+    folder = published / below
+    assert parts(training_files(folder)) == ["train"]
+    assert parts(training_pairs([folder])) == ["train"]
+    assert parts(validation_files(folder)) == ["val"]
+    assert parts(evaluation_files(folder)) == ["4DLoMatch", "4DMatch"]
+    assert parts(evaluation_files(folder, "4DMatch")) == ["4DMatch"]
+
+
+def test_a_part_that_is_named_itself(published: Path) -> None:
+    for part in ("val", "4DMatch", "4DLoMatch"):
+        assert parts(evaluation_files(published / "split" / part)) == [part]
+    assert training_files(published / "split" / "4DMatch") == []
+    with pytest.raises(InputError, match="test pairs are left out"):
+        training_pairs([published / "split" / "4DLoMatch"])
+    (published / "only").mkdir()
+    (published / "split" / "train").rename(published / "only" / "train")
+    with pytest.raises(InputError, match="only train and val"):
+        evaluation_files(published / "only")
+    with pytest.raises(InputError, match="not a folder"):
+        evaluation_files(published / "absent")
 
 
 def test_saving_keeps_a_pair_up_to_a_quarter_of_a_millimetre(tmp_path: Path) -> None:
@@ -57,7 +116,9 @@ def test_saving_keeps_a_pair_up_to_a_quarter_of_a_millimetre(tmp_path: Path) -> 
     for name in ("source", "target", "flow"):
         np.testing.assert_allclose(getattr(again, name), getattr(pair, name), atol=QUANTUM / 2 + 1e-7)
         assert getattr(again, name).dtype == np.float32
-    assert (again.matches == pair.matches).all() and (again.metric_index == pair.metric_index).all()
+    assert (again.matches == pair.matches).all()
+    np.testing.assert_array_equal(again.metric_index, pair.metric_index)
+    assert again.overlap_rate == pair.overlap_rate
     np.testing.assert_array_equal(again.rotation, pair.rotation)
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["second.npz"]  # no draft is left behind
     with np.load(tmp_path / "deep" / "second.npz") as file:
@@ -90,7 +151,7 @@ def test_files_that_are_no_pairs(tmp_path: Path) -> None:
     for name in ("text.npz", "array.npz", "absent.npz"):
         with pytest.raises(InputError, match=name):
             load_pair(tmp_path / name)
-    with pytest.raises(InputError, match="holds no"):
+    with pytest.raises(InputError, match="not a folder"):
         list_pairs(tmp_path / "nothing")
 
 

@@ -15,12 +15,11 @@ from lepard_ros.evaluation.gate import (
     gate_rooms,
     run_gate,
 )
-from lepard_ros.learning.shards import Shard
 from lepard_ros.matcher import Matcher
 from lepard_ros.network.weights import SHIPPED, Card
-from lepard_ros.registration.types import Matches, Registration, Status
+from lepard_ros.registration.types import NO_MATCHES, Registration, Status
+from lepard_ros.synthesis.shards import Shard
 
-NO_MATCHES = Matches(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros(0))
 GOOD = GateScore(recall=0.8, false_accepts=0.0, rotation=0.5, translation=0.02)
 
 
@@ -53,7 +52,7 @@ class Knowing:
 
 
 def test_the_pairs_overlap_as_they_say(rooms: list[Shard]) -> None:
-    from lepard_ros.evaluation.metrics import overlap_ratio
+    from lepard_ros.geometry.overlap import overlap_ratio
 
     clouds, pairs = gate_pairs(rooms)
     assert len(pairs) == len(rooms) * PAIRS_PER_ROOM + UNRELATED_PAIRS
@@ -65,8 +64,8 @@ def test_the_pairs_overlap_as_they_say(rooms: list[Shard]) -> None:
 
 def test_the_rooms_are_the_same_every_time(rooms: list[Shard]) -> None:
     from lepard_ros.evaluation.gate import ROOM_SEEDS
-    from lepard_ros.learning.meshes import load_library
-    from lepard_ros.learning.shards import make_room
+    from lepard_ros.synthesis.meshes import load_library
+    from lepard_ros.synthesis.shards import make_room
 
     np.testing.assert_array_equal(make_room(ROOM_SEEDS[0], load_library(None)).points, rooms[0].points)
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lepard_ros.errors import InputError
-from lepard_ros.learning.gltf import read_model, read_models
+from lepard_ros.synthesis.gltf import read_model, read_models
 
 QUARTER_TURN_Z = (0.0, 0.0, np.sqrt(0.5), np.sqrt(0.5))
 TYPES = {1: "SCALAR", 3: "VEC3", 4: "VEC4", 16: "MAT4"}

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lepard_ros.cloud import grid as grid_module
-from lepard_ros.cloud.grid import grid_subsample, occupied_cells
 from lepard_ros.cloud.neighbours import _neighbours_brute, radius_neighbours
 from lepard_ros.cloud.normals import estimate_normals, smallest_eigenvector
 from lepard_ros.cloud.pyramid import PyramidShape, build_pyramid, stack_pyramids
+from lepard_ros.geometry import voxel_grid as grid_module
+from lepard_ros.geometry.voxel_grid import cell_means, grid_subsample, group_by_cell, occupied_cells
 
 SHAPE = PyramidShape(grid=0.1, radius=2.5, limits=(12, 12, 12, 12), normals=True)
 
@@ -47,6 +47,19 @@ def test_grid_does_not_depend_on_the_order_of_points() -> None:
     points = cloud(0, 5000)
     shuffled = points[torch.randperm(5000, generator=torch.Generator().manual_seed(1))]
     torch.testing.assert_close(grid_subsample(points, 0.1)[0], grid_subsample(shuffled, 0.1)[0], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("reach", [1.0, 1e12], ids=["room", "absurd"])
+def test_points_are_grouped_by_their_cells(reach: float) -> None:
+    points = np.concatenate([cloud(3, 300).numpy().astype(np.float64) - 0.5, [[reach, -reach, reach]] * 2])
+    groups = group_by_cell(points, 0.2)
+    cells = [tuple(cell) for cell in np.floor(points / 0.2).tolist()]
+    assert len(groups.counts) == len(set(cells)) and groups.counts.sum() == len(points)
+    for number, first in enumerate(groups.first):
+        members = np.flatnonzero(groups.cell == number)
+        assert first == members[0] and {cells[m] for m in members} == {cells[first]}
+        np.testing.assert_allclose(groups.mean(points)[number], points[members].mean(axis=0), atol=1e-12, rtol=1e-12)
+    assert len(group_by_cell(np.zeros((0, 3)), 0.1).counts) == len(cell_means(np.zeros((0, 3)), 0.1)) == 0
 
 
 def test_cells_of_a_wide_cloud_are_told_apart() -> None:

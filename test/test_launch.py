@@ -27,6 +27,8 @@ def constant(path: Path, name: str) -> dict[str, object]:
 def test_launch_arguments_are_parameters_of_the_node() -> None:
     from lepard_ros.ros.parameters import settings_fields
 
+    assert {"mode", "mapping", "map_file"} <= set(constant(ROOT / "launch" / "lepard.launch.py", "PARAMETERS"))
+    assert {"namespace", "log_level"} <= set(constant(ROOT / "launch" / "lepard.launch.py", "OTHERS"))
     assert set(constant(ROOT / "launch" / "lepard.launch.py", "PARAMETERS")) <= set(settings_fields())
 
 
@@ -43,6 +45,72 @@ def test_the_rviz_file_shows_topics_that_the_node_publishes() -> None:
     topics = {display["Topic"]["Value"] for display in displays if "Topic" in display}
     rigid = {"points", "/lepard/map", "/lepard/markers", "/lepard/path", "/lepard/odometry"}
     assert rigid | {"/lepard/warped_points", "/lepard/model"} == topics
+
+
+def test_the_foxglove_layout_shows_the_same_topics_and_fields_that_exist() -> None:
+    import json
+
+    layout = json.loads((ROOT / "config" / "foxglove.json").read_text())
+    panels = layout["configById"]
+    rigid = {"/points", "/lepard/map", "/lepard/markers", "/lepard/path", "/lepard/odometry", "/lepard/pose"}
+    assert set(panels["3D!lepard"]["topics"]) == rigid | {"/lepard/warped_points", "/lepard/model"}
+    assert all(f'"{name}"' in json.dumps(layout["layout"]) for name in panels), "every panel has a place"
+    message = (ROOT / "msg" / "TrackingStatus.msg").read_text()
+    for panel in panels.values():
+        for path in panel.get("paths", []):
+            topic, field = path["value"].rsplit(".", 1)
+            assert topic == "/lepard/status"
+            assert f" {field}\n" in message
+
+
+def test_rviz_gets_the_topics_and_the_frame_of_the_node() -> None:
+    import yaml
+
+    from lepard_ros.ros.rviz import rviz_config
+
+    manager = yaml.safe_load(rviz_config("/camera/points", "robot", "world"))["Visualization Manager"]
+    topics = {display["Topic"]["Value"] for display in manager["Displays"] if "Topic" in display}
+    assert {"/camera/points", "/robot/lepard/map", "/robot/lepard/warped_points"} <= topics
+    assert all(topic.startswith(("/robot/", "/camera/")) for topic in topics)
+    assert manager["Global Options"]["Fixed Frame"] == "world"
+    plain = yaml.safe_load(rviz_config("points"))["Visualization Manager"]
+    assert {display["Topic"]["Value"] for display in plain["Displays"] if "Topic" in display} >= {
+        "/points",
+        "/lepard/map",
+    }
+    live = next(display for display in plain["Displays"] if display["Name"] == "Live cloud")
+    assert live["Topic"]["Depth"] >= 5, "a queue of one drops clouds at 30 Hz"
+
+
+def started(monkeypatch: pytest.MonkeyPatch, **arguments: str) -> list[object]:
+    """The actions that lepard.launch.py makes of its arguments."""
+    pytest.importorskip("launch_ros", reason="launch and launch_ros are not installed here")
+    from launch.actions import DeclareLaunchArgument, OpaqueFunction
+
+    from launch import LaunchContext
+
+    context = LaunchContext()
+    entities = load(ROOT / "launch" / "lepard.launch.py").generate_launch_description().entities
+    context.launch_configurations.update(arguments)
+    for entity in entities:
+        if isinstance(entity, DeclareLaunchArgument):
+            entity.execute(context)
+    (start,) = (entity for entity in entities if isinstance(entity, OpaqueFunction))
+    return list(start.execute(context) or [])
+
+
+def test_launch_keeps_the_users_fastdds_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FASTDDS_DEFAULT_PROFILES_FILE", raising=False)
+    assert "SetEnvironmentVariable" in [type(action).__name__ for action in started(monkeypatch)]
+    monkeypatch.setenv("FASTDDS_DEFAULT_PROFILES_FILE", "/home/me/mine.xml")
+    assert "SetEnvironmentVariable" not in [type(action).__name__ for action in started(monkeypatch)]
+
+
+def test_launch_without_rviz_goes_on_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    actions = [type(action).__name__ for action in started(monkeypatch, rviz="true")]
+    if "LogInfo" not in actions:
+        pytest.skip("rviz2 is installed here")
+    assert actions.count("Node") == 1
 
 
 def load(path: Path) -> ModuleType:

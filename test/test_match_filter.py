@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
-from lepard_ros.registration.match_filter import FilterSettings, filter_matches, match_trust
+from lepard_ros.registration.deformable.match_filter import FilterSettings, filter_matches, match_trust
 from lepard_ros.registration.types import Matches
 from test_graph import plane
 from test_nonrigid import bend

@@ -8,6 +8,7 @@ from scipy.spatial import cKDTree
 
 from lepard_ros import EncodedCloud, Matcher, Status
 from lepard_ros.errors import InputError
+from lepard_ros.matcher import MatcherSettings
 from lepard_ros.network.config import SMALL_RIGID, LepardConfig
 from lepard_ros.network.lepard import Lepard
 from lepard_ros.network.weights import Card
@@ -174,5 +175,28 @@ def test_paper_network_without_fine_matching_matches_coarse_points() -> None:
     assert {tuple(np.round(p, 4)) for p in matches.source} <= coarse
 
 
-def test_warming_up_works(matcher: Matcher) -> None:
+def test_coarse_matches_are_in_metres_whatever_the_grid() -> None:
+    config = LepardConfig(
+        grid=0.05, width=16, feature_dim=48, neighbour_limits=(20, 20, 20, 20), confidence_threshold=0.0
+    )
+    matcher = Matcher(
+        Lepard(config), Card("paper", config, sha256="2" * 64), device="cpu", settings=MatcherSettings(grid=0.1)
+    )
+    cloud = matcher.encode(room(count=4000))
+    matches = matcher.match(cloud, cloud)
+    assert len(matches.confidence) > 0
+    for found in (matches.source, matches.target):
+        distance, _ = cKDTree(cloud.coarse_points).query(found)
+        assert distance.max() < 1e-5
+
+
+def test_warming_up_leaves_the_matches_as_they_were(matcher: Matcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = matcher.match(room(0), room(1))
+    matched: list[int] = []
+    whole = matcher.match_many
+    monkeypatch.setattr(matcher, "match_many", lambda *given: matched.append(len(given[0])) or whole(*given))
     matcher.warm_up()
+    assert matched and matched[0] > 0, "the whole path ran, on a cloud that has coarse points"
+    after = matcher.match(room(0), room(1))
+    np.testing.assert_array_equal(before.source, after.source)
+    np.testing.assert_array_equal(before.confidence, after.confidence)

@@ -16,12 +16,14 @@ from lepard_ros.network.allocator import keep_freed_memory
 from lepard_ros.network.attention import AttentionLayer, PairBias
 from lepard_ros.network.backbone import Normalisation
 from lepard_ros.network.config import PRESETS, SMALL_RIGID, LepardConfig
-from lepard_ros.network.convolution import KernelPointConvolution, Relation
+from lepard_ros.network.convolution import InvariantConvolution, KernelPointConvolution
 from lepard_ros.network.fine import best_partners, coarse_prior
 from lepard_ros.network.lepard import Lepard, pad_clouds, split_pairs
 from lepard_ros.network.matching import dual_softmax, select_matches, sinkhorn
 from lepard_ros.network.position import RotaryCode
 from lepard_ros.network.procrustes import RigidFit, largest, robust_procrustes, soft_procrustes, weighted_procrustes
+from lepard_ros.network.relation import Relation
+from lepard_ros.network.weights import with_chirality
 
 TINY_PAPER = LepardConfig(
     grid=0.1, width=16, feature_dim=48, neighbour_limits=(12, 12, 12, 12), max_condition_number=1e9
@@ -104,31 +106,33 @@ def test_robust_procrustes_ignores_wrong_matches() -> None:
     assert (soft.rotation[0] - turn).abs().max() > 0.05
 
 
-@pytest.mark.parametrize("kernel", ["xyz", "invariant"])
-def test_gradients_of_the_convolution(kernel: str) -> None:
+@pytest.mark.parametrize(("kernel", "kernels"), [("xyz", 15), ("invariant", 18), ("invariant", 20)])
+def test_gradients_of_the_convolution(kernel: str, kernels: int) -> None:
     points, normals = (
         random(20, 3, double=True),
         torch.nn.functional.normalize(random(20, 3, seed=1, double=True), dim=1),
     )
     index = torch.randint(0, 21, (20, 6), generator=torch.Generator().manual_seed(2))
-    layer = KernelPointConvolution(3, 2, 15 if kernel == "xyz" else 18, kernel, 2.0).double()
-    relation = Relation(points, points, index, 2.5, normals, normals)
+    layer = (
+        KernelPointConvolution(3, 2, 15, 2.0, 1.5) if kernel == "xyz" else InvariantConvolution(3, 2, kernels)
+    ).double()
+    relation = Relation(points, points, index, 2.5, normals, normals, chirality=kernels == 20)
     features = random(20, 3, seed=3, double=True).abs().requires_grad_()
     assert gradcheck(
         lambda f, w: _with_weights(layer, w, f, relation), (features, layer.weights.detach().requires_grad_())
     )
 
 
-def _with_weights(layer: KernelPointConvolution, weights: torch.Tensor, features: torch.Tensor, relation: Relation):
+def _with_weights(layer: torch.nn.Module, weights: torch.Tensor, features: torch.Tensor, relation: Relation):
     return torch.func.functional_call(layer, {"weights": weights}, (features, relation))
 
 
 def test_the_invariant_operator_of_a_constant_is_its_histogram() -> None:
     pyramid = pyramids(TINY_OURS, 0)[0]
     relation = network_of(TINY_OURS).backbone.relations(pyramid)[0][0]
-    layer = KernelPointConvolution(1, 4, 18, "invariant", 0.2)
     ones, bag = torch.ones(len(pyramid.points[0]), 1), relation.invariant_bag()
-    histogram = torch.zeros(len(ones), 18).scatter_add_(1, bag.columns.long() % 18, bag.weights)
+    layer = InvariantConvolution(1, 4, bag.kernels)
+    histogram = torch.zeros(len(ones), bag.kernels).scatter_add_(1, bag.columns.long() % bag.kernels, bag.weights)
     torch.testing.assert_close(layer(ones, relation), histogram @ layer.weights[:, 0])
 
 
@@ -248,6 +252,35 @@ def test_backbone_does_not_see_translations(config: LepardConfig) -> None:
     torch.testing.assert_close(network.encode(here)[0], network.encode(there)[0], atol=5e-3, rtol=1e-2)
 
 
+def moved_pyramid(pyramid: Pyramid, matrix: torch.Tensor) -> Pyramid:
+    """The same grid points under a rotation or a mirror (3, 3), with their neighbours."""
+    points, normals = ([x @ matrix.T for x in level] for level in (pyramid.points, pyramid.normals))
+    return replace(pyramid, points=points, normals=normals)
+
+
+@pytest.mark.parametrize("chirality", [False, True])
+def test_only_chirality_sees_a_mirror(chirality: bool) -> None:
+    """A mirrored cloud keeps all distances and angles; only the sign of its twists changes."""
+    config = replace(TINY_OURS, chirality=chirality)
+    network, pyramid = network_of(config), pyramids(config, 0)[0]
+    mirrored = moved_pyramid(pyramid, torch.diag(torch.tensor([-1.0, 1.0, 1.0])))
+    turned = moved_pyramid(pyramid, torch.from_numpy(Rotation.random(random_state=3).as_matrix()).float())
+    with torch.no_grad():
+        clouds = [network.encode(p)[0] for p in (pyramid, mirrored, turned)]
+        biases = [network.pair_bias(p.points[2][None], p.normals[2][None])[0] for p in (pyramid, mirrored, turned)]
+    for original, other, same in (clouds, biases):
+        torch.testing.assert_close(original, same, atol=2e-3, rtol=1e-2)
+        assert ((original - other).abs().max() > 0.05) == chirality
+
+
+def test_weights_without_chirality_begin_as_the_same_function_with_it() -> None:
+    before, after = network_of(replace(TINY_OURS, chirality=False)), network_of(TINY_OURS)
+    after.load_state_dict(with_chirality(before.state_dict(), after.state_dict()))
+    stacked = stack_pyramids(pyramids(TINY_OURS, 0, 1))
+    with torch.no_grad():
+        torch.testing.assert_close(after(stacked).confidence, before(stacked).confidence, atol=1e-5, rtol=1e-4)
+
+
 def test_invariant_backbone_does_not_see_rotations() -> None:
     """On the same grid points, turned: the grid itself turns with them."""
     network, pyramid = network_of(TINY_OURS), pyramids(TINY_OURS, 0)[0]
@@ -326,3 +359,10 @@ def test_the_bias_of_some_layers_is_part_of_that_of_all() -> None:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks glibc")
 def test_glibc_agrees_to_keep_freed_memory() -> None:
     assert keep_freed_memory()
+
+
+def test_a_pyramid_without_normals_is_refused_by_a_network_that_reads_them() -> None:
+    network = network_of(SMALL_RIGID)
+    (pyramid,) = pyramids(SMALL_RIGID, 0)
+    with pytest.raises(InputError, match="normals"):
+        network.backbone.input_features(replace(pyramid, variation=None))

@@ -78,8 +78,9 @@ def test_clouds_become_tf_odometry_matches_and_a_map(probe: Probe, start: int) -
     _check_tf_and_odometry(probe, start)
     _check_correspondences(probe, start)
     _check_map(probe)
-    assert (status.frames_processed - status.frames_rejected, status.mode) >= (6, "rigid")
-    assert set(status.stage_names) >= {"encode", "track"}
+    assert status.frames_processed - status.frames_rejected >= 6
+    assert status.mode == "rigid"
+    assert set(status.stage_names) >= {"see", "track"}
     assert status.keyframes >= 2
 
 
@@ -122,8 +123,8 @@ def _check_map(probe: Probe) -> None:
 
 
 def test_the_node_gives_the_poses_that_the_replay_of_a_bag_gives(probe: Probe, start: int, tmp_path: Path) -> None:
-    from lepard_ros.evaluation.bag_reader import open_bag
-    from lepard_ros.evaluation.bag_writer import BagWriter
+    from lepard_ros.data.bag_reader import open_bag
+    from lepard_ros.data.bag_writer import BagWriter
     from lepard_ros.evaluation.replay import replay_bag
     from lepard_ros.matcher import Matcher
     from lepard_ros.tracking.rigid import RigidTracker
@@ -170,23 +171,6 @@ def test_a_wall_that_fills_the_view_is_lost_and_nothing_is_published(probe: Prob
     probe.spin(0.3)
     assert not probe.transforms()
     assert probe.track(cloud_at(0.5), start + 3 * STEP_NS).state in (TrackingStatus.OK, TrackingStatus.RELOCALISED)
-
-
-def test_time_jumping_back_starts_anew(probe: Probe, node: NodeProcess, start: int) -> None:
-    for step in range(3):
-        probe.track(cloud_at(step), start + step * STEP_NS)
-    status = probe.track(cloud_at(20), start - 60 * 10**9)
-    assert status.state == TrackingStatus.OK
-    assert (status.keyframes, status.new_keyframe) == (1, True)
-    assert "Time jumped back by 60" in node.log()
-
-
-def test_a_new_frame_starts_anew(probe: Probe, node: NodeProcess, start: int) -> None:
-    probe.track(cloud_at(0), start)
-    status = probe.track(cloud_at(20), start + STEP_NS, frame_id="other_camera")
-    assert status.new_keyframe
-    assert "from 'camera' to 'other_camera'" in node.log()
-    probe.until(lambda: ("map", "other_camera") in probe.transforms())
 
 
 def test_reset_forgets_the_map(probe: Probe, start: int) -> None:
@@ -240,6 +224,21 @@ def test_deactivate_is_silence_and_activate_goes_on_in_the_same_map(probe: Probe
     assert status.state in (TrackingStatus.OK, TrackingStatus.RELOCALISED)
     assert not status.new_keyframe
     assert status.frames_received == 1
+
+
+def test_nothing_is_heard_of_a_cloud_in_work_when_the_node_is_deactivated(probe: Probe, start: int) -> None:
+    probe.track(cloud_at(0), start)
+    # Takes seconds; a larger cloud would not fit in the memory that Fast DDS shares by default.
+    heavy = np.random.default_rng(0).uniform(-4, 4, (35_000, 3)).astype(np.float32)
+    probe.send(heavy, start + STEP_NS)
+    probe.spin(0.1)
+    assert probe.change_state(Transition.TRANSITION_DEACTIVATE)
+    for topic in ("status", "tf", "odometry"):
+        probe.heard[topic].clear()
+    probe.spin(4.0)
+    assert not probe.heard["status"] + probe.heard["tf"] + probe.heard["odometry"]
+    assert probe.change_state(Transition.TRANSITION_ACTIVATE)
+    probe.connect()
 
 
 def test_cleanup_and_configure_work_again(probe: Probe, start: int) -> None:

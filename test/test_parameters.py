@@ -1,11 +1,14 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Parameters, presets, the guard of stamps and frames, and the worker: what of the node needs no ROS graph."""
 
+import dataclasses
+import functools
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -106,6 +109,71 @@ def test_the_documented_table_is_the_real_one() -> None:
     assert markdown_table() in page, "write lepard_ros.ros.parameters.markdown_table() into docs/parameters.md"
 
 
+# ---- live changes ----
+
+LIVE = {
+    "min_range": 0.5,
+    "max_range": 2.5,
+    "change_after": 2,
+    "reset_on_time_jump": True,
+    "silence": 3.0,
+    "publish_tf": False,
+    "transform_tolerance": 0.5,
+    "tf_timeout": 0.7,
+    "mapping": False,
+    "map_name": "other",
+    "keyframe_distance": 0.05,
+    "keyframe_degrees": 5.0,
+    "keyframe_overlap": 0.9,
+    "candidates": 3,
+    "max_speed": 0.5,
+    "max_turn": 30.0,
+    "map_spacing": 0.2,
+    "map_period": 1.0,
+    "marker_lines": 7,
+}
+
+
+def test_every_live_parameter_has_a_test_value() -> None:
+    assert set(LIVE) == {name for name, one in settings_fields().items() if one.metadata["live"]}
+    assert all(value != settings_fields()[name].default for name, value in LIVE.items())
+
+
+@functools.cache
+def shipped_matcher() -> Any:
+    from lepard_ros.matcher import Matcher
+
+    return Matcher.from_pretrained("rigid", device="cpu")
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_a_live_change_reaches_every_part_that_uses_the_parameter(name: str) -> None:
+    pytest.importorskip("rclpy", reason="ROS 2 is not installed here")
+    from lepard_ros.ros.deformable_mode import DeformableMode
+    from lepard_ros.ros.frames import FramePlan
+    from lepard_ros.ros.rigid_mode import RigidMode
+
+    matcher = shipped_matcher()
+    before = NodeSettings(map_file="somewhere") if name == "mapping" else NodeSettings()
+    after = dataclasses.replace(before, **{name: LIVE[name]})
+    check_change(before, {name: LIVE[name]})
+    plan = FramePlan(before, None, None)
+    rigid = RigidMode(matcher, dataclasses.replace(before, map_file=""), plan)
+    deformable = DeformableMode(matcher, before, plan)
+    rigid.apply(after)
+    deformable.apply(after)
+    tracker: Any = rigid._tracker
+    holders = [rigid._settings, plan.settings, deformable._settings]
+    holders += [
+        one
+        for one in (tracker.settings, tracker._map.settings, tracker._follower.settings, tracker._student.settings)
+        if hasattr(one, name)
+    ]
+    assert [getattr(one, name) for one in holders] == [LIVE[name]] * len(holders)
+    if name == "max_range":
+        assert deformable._tracker.settings == dataclasses.replace(deformable._tracker.settings, max_range=2.5)
+
+
 # ---- the guard ----
 
 
@@ -135,13 +203,51 @@ def test_equal_and_slightly_older_stamps_are_left_out_without_a_reset() -> None:
     assert guard.check(5 * SECOND + 1, "camera", 9 * SECOND) is None
 
 
-def test_time_jumping_back_and_a_new_frame_reset_once() -> None:
+def strange(guard: InputGuard, stamp: int, frame: str = "camera", now: int = 100 * SECOND) -> str:
+    """The sentence with which a cloud is refused."""
+    with pytest.raises(InputError) as caught:
+        guard.check(stamp, frame, now)
+    return str(caught.value)
+
+
+def test_one_strange_cloud_is_refused_and_changes_nothing() -> None:
     guard = InputGuard()
     guard.check(100 * SECOND, "camera", 100 * SECOND)
-    assert guard.check(10 * SECOND, "camera", 100 * SECOND) == "Time jumped back by 90.0 s."
-    assert guard.check(11 * SECOND, "camera", 100 * SECOND) is None
-    assert "from 'camera' to 'lidar'" in (guard.check(12 * SECOND, "lidar", 100 * SECOND) or "")
-    assert guard.check(13 * SECOND, "lidar", 100 * SECOND) is None
+    assert "jumped back by 90.0 s" in strange(guard, 10 * SECOND)
+    assert "from 'camera' to 'lidar'" in strange(guard, 100 * SECOND, "lidar")
+    assert "jumped ahead by 9.0 s" in strange(guard, 109 * SECOND)
+    assert guard.check(101 * SECOND, "camera", 100 * SECOND) is None
+
+
+def test_several_strange_clouds_in_a_row_are_a_lasting_change() -> None:
+    guard = InputGuard(change_after=3)
+    guard.check(100 * SECOND, "camera", 100 * SECOND)
+    strange(guard, 10 * SECOND)
+    strange(guard, 11 * SECOND)
+    assert guard.check(12 * SECOND, "camera", 100 * SECOND) == ("Time jumped back by 88.0 s.", True)
+    assert guard.check(13 * SECOND, "camera", 100 * SECOND) is None
+    strange(guard, 14 * SECOND, "lidar")
+    strange(guard, 15 * SECOND, "lidar")
+    change = guard.check(16 * SECOND, "lidar", 100 * SECOND)
+    assert change is not None
+    assert not change.restarted
+    assert guard.check(17 * SECOND, "lidar", 100 * SECOND) is None
+
+
+def test_strange_clouds_that_contradict_each_other_are_no_change() -> None:
+    guard = InputGuard(change_after=2)
+    guard.check(100 * SECOND, "camera", 100 * SECOND)
+    for frame in ("a", "b", "a", "b"):
+        strange(guard, 101 * SECOND, frame)
+    for stamp in (50, 40, 30):
+        strange(guard, stamp * SECOND)
+    assert guard.check(101 * SECOND, "camera", 100 * SECOND) is None
+
+
+def test_a_pause_of_the_sensor_is_no_jump() -> None:
+    guard = InputGuard()
+    guard.check(100 * SECOND, "camera", 100 * SECOND)
+    assert guard.check(160 * SECOND, "camera", 160 * SECOND) is None
 
 
 def test_the_sensor_clock_may_be_a_little_ahead() -> None:

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from lepard_ros.cloud.pyramid import build_pyramid, stack_pyramids
-from lepard_ros.learning.losses import focal_loss, total_loss
-from lepard_ros.learning.truth import mutual_matches
 from lepard_ros.network.lepard import Lepard, recorded_pyramid, split_pairs
 from lepard_ros.network.matching import select_matches
 from lepard_ros.network.procrustes import RigidFit
 from lepard_ros.network.weights import load_official
+from lepard_ros.training.losses import focal_loss, total_loss
+from lepard_ros.training.truth import mutual_matches
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "reposition": {},

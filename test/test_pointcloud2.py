@@ -5,13 +5,16 @@ import struct
 import sys
 import time
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.ndimage import map_coordinates
 
+from lepard_ros.cloud.depth import Camera
 from lepard_ros.cloud.depth_image import camera_from_info, decode_depth
 from lepard_ros.cloud.pointcloud2 import Field, decode_points, encode_points
 from lepard_ros.errors import InputError
@@ -280,3 +283,30 @@ def test_decoding_needs_no_ros() -> None:
 
     code = "import sys, lepard_ros.cloud.pointcloud2; assert not [m for m in sys.modules if m.startswith('rclpy')]"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_lens_is_undistorted() -> None:
+    lens = (0.1, -0.05, 0.002, -0.001, 0.01)
+    plain = Camera(64, 48, 50.0, 50.0, 31.5, 23.5)
+    x, y = (plain.rays()[..., axis].astype(np.float64) for axis in (0, 1))
+    r2 = x**2 + y**2
+    radial = 1 + r2 * (lens[0] + r2 * (lens[1] + r2 * lens[4]))
+    u = 50.0 * (x * radial + 2 * lens[2] * x * y + lens[3] * (r2 + 2 * x**2)) + 31.5  # where the lens shows each ray
+    v = 50.0 * (y * radial + lens[2] * (r2 + 2 * y**2) + 2 * lens[3] * x * y) + 23.5
+    bent = Camera(64, 48, 50.0, 50.0, 31.5, 23.5, lens=lens).rays()
+    inside = (u > 4) & (u < 59) & (v > 4) & (v < 43)  # splines are less exact at the border
+    for axis, truth in enumerate((x, y)):
+        shown = map_coordinates(bent[..., axis].astype(np.float64), [v[inside], u[inside]], order=3)
+        np.testing.assert_allclose(shown, truth[inside], atol=1e-4)
+
+
+def test_a_lens_that_is_not_known_is_refused_and_a_rectified_image_needs_none() -> None:
+    k, p = [50.0, 0, 31.5, 0, 50.0, 23.5, 0, 0, 1], [49.0, 0, 31.0, 0, 0, 49.0, 23.0, 0, 0, 0, 1, 0]
+    info = SimpleNamespace(k=k, p=p, d=[0.1] * 4, distortion_model="equidistant", width=64, height=48)
+    assert camera_from_info(info).fx == 49.0
+    with pytest.raises(InputError, match="'equidistant'"):
+        camera_from_info(info, rectified=False)
+    info.distortion_model = "plumb_bob"
+    assert camera_from_info(info, rectified=False) == Camera(64, 48, 50.0, 50.0, 31.5, 23.5, lens=(0.1,) * 4)
+    info.d = [0.0] * 5
+    assert camera_from_info(info, rectified=False).fx == 49.0

@@ -13,8 +13,8 @@ from PIL import Image
 from scipy.spatial.transform import Rotation
 
 from lepard_ros import cli
+from lepard_ros.data import readers
 from lepard_ros.errors import InputError
-from lepard_ros.evaluation import readers
 from lepard_ros.evaluation.metrics import transform_points
 
 ROTATION = Rotation.from_rotvec([0.1, 0.2, 0.3]).as_matrix()
@@ -295,10 +295,3 @@ def test_any_list_gives_rows_or_a_sentence(tmp_path: Path, content: str | bytes)
     except InputError:
         return
     assert all(isinstance(overlap, float) for _, _, overlap in rows)
-
-
-def test_a_folder_without_deformable_pairs(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds nothing"):
-        readers.deformable_files(tmp_path)
-    with pytest.raises(InputError, match="not a folder"):
-        readers.deformable_files(tmp_path / "absent")

@@ -4,9 +4,9 @@
 import numpy as np
 import pytest
 
-from lepard_ros.registration.acceptance import AcceptanceSettings, gather_evidence, judge, quality
+from lepard_ros.geometry.rigid_motion import exponential, move
 from lepard_ros.registration.free_space import FreeSpaceSettings, conflicts, depth_map, octahedral_cells
-from lepard_ros.registration.kabsch import exponential, move
+from lepard_ros.registration.rigid.acceptance import AcceptanceSettings, gather_evidence, judge, quality
 from lepard_ros.registration.types import Matches, Status, Surface
 from registration_scene import SPACING, two_views
 

@@ -5,17 +5,18 @@ import numpy as np
 import pytest
 import torch
 
-from lepard_ros.registration.consistency import (
+from lepard_ros.geometry.rigid_motion import move
+from lepard_ros.registration.rigid.consistency import (
     ConsistencySettings,
     find_hypotheses,
     match_residuals,
     pair_agreement,
     pair_distances,
 )
-from lepard_ros.registration.kabsch import move
 from registration_scene import planted_matches, random_motion
 
 SETTINGS = ConsistencySettings()
+SPACING = 0.05
 
 
 def tensors(motion: np.ndarray, count: int, ratio: float, seed: int) -> list[torch.Tensor]:
@@ -27,7 +28,7 @@ def tensors(motion: np.ndarray, count: int, ratio: float, seed: int) -> list[tor
 def test_planted_inliers_are_found(ratio: float, seed: int) -> None:
     motion = random_motion(seed)
     source, target, confidence = tensors(motion, 1000, ratio, seed)
-    found = find_hypotheses(source, target, confidence, SETTINGS)
+    found = find_hypotheses(source, target, confidence, SPACING, SETTINGS)
     error = np.linalg.norm(move(found.transforms[0].numpy(), source.numpy()) - move(motion, source.numpy()), axis=1)
     assert error.max() < 0.12
     assert found.inliers[0].sum() >= 0.8 * ratio * 1000
@@ -37,14 +38,14 @@ def test_two_motions_are_both_kept_and_distinct() -> None:
     motions = [random_motion(1), random_motion(2)]
     parts = [tensors(motion, 300, 0.3, seed) for seed, motion in enumerate(motions)]
     source, target, confidence = (torch.cat(pair) for pair in zip(*parts, strict=True))
-    found = find_hypotheses(source, target, confidence, SETTINGS).transforms[:2].numpy()
+    found = find_hypotheses(source, target, confidence, SPACING, SETTINGS).transforms[:2].numpy()
     nearest = [min(np.abs(found - motion).max(axis=(1, 2))) for motion in motions]
     assert max(nearest) < 0.1
 
 
 def test_the_same_matches_give_the_same_motions() -> None:
     inputs = tensors(random_motion(5), 800, 0.05, 5)
-    first, second = (find_hypotheses(*inputs, SETTINGS) for _ in range(2))
+    first, second = (find_hypotheses(*inputs, SPACING, SETTINGS) for _ in range(2))
     assert torch.equal(first.transforms, second.transforms)
     assert torch.equal(first.scores, second.scores)
     assert len(first.transforms) <= SETTINGS.hypotheses
@@ -53,14 +54,14 @@ def test_the_same_matches_give_the_same_motions() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_few_matches_do_not_fail(count: int) -> None:
-    found = find_hypotheses(*tensors(random_motion(0), count, 1.0, 0), SETTINGS)
+    found = find_hypotheses(*tensors(random_motion(0), count, 1.0, 0), SPACING, SETTINGS)
     assert torch.isfinite(found.transforms).all()
     assert found.inliers.shape[1] == count
 
 
 def test_more_matches_than_the_limit_count_as_inliers_too() -> None:
     source, target, confidence = tensors(random_motion(0), 500, 0.4, 0)
-    found = find_hypotheses(source, target, confidence, ConsistencySettings(most_matches=100))
+    found = find_hypotheses(source, target, confidence, SPACING, ConsistencySettings(max_matches=100))
     assert found.inliers[0].sum() > 150
 
 

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from lepard_ros.registration import covariance as module
-from lepard_ros.registration.covariance import alignment_covariance
-from lepard_ros.registration.icp import Contact, IcpSettings, align, touch
-from lepard_ros.registration.kabsch import invert, move
+from lepard_ros.geometry.rigid_motion import invert, move
+from lepard_ros.registration.rigid import covariance as module
+from lepard_ros.registration.rigid.covariance import alignment_covariance
+from lepard_ros.registration.rigid.icp import Contact, IcpSettings, align, touch
 from lepard_ros.registration.types import Surface
 from registration_scene import box_room, look, random_motion, view
 
@@ -26,7 +26,7 @@ def whole_contact(source: Surface, target: Surface, transform: np.ndarray) -> Co
 
 
 def test_covariance_against_monte_carlo(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FLOOR_TRANSLATION", "FLOOR_ROTATION", "LEAST_CURVATURE"):
+    for name in ("FLOOR_TRANSLATION", "FLOOR_ROTATION", "MIN_CURVATURE"):
         monkeypatch.setattr(module, name, 0.0)
     target, motion, noise = room_surface(), random_motion(3), 0.03
     rng = np.random.default_rng(4)

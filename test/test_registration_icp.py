@@ -4,8 +4,8 @@
 import numpy as np
 import pytest
 
-from lepard_ros.registration.icp import Contact, IcpSettings, align, normal_equations, sample, touch, tukey
-from lepard_ros.registration.kabsch import exponential, move, rotation_angle
+from lepard_ros.geometry.rigid_motion import exponential, move, rotation_angle
+from lepard_ros.registration.rigid.icp import Contact, IcpSettings, align, normal_equations, sample, touch, tukey
 from lepard_ros.registration.types import Surface
 from registration_scene import SPACING, box_room, look, two_views, view
 

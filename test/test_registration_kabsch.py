@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.spatial.transform import Rotation
 
-from lepard_ros.registration.kabsch import exponential, invert, kabsch, kabsch_many, move, rotation_angle
+from lepard_ros.geometry.rigid_motion import exponential, invert, kabsch, kabsch_many, move, rotation_angle
 from registration_scene import random_motion
 
 

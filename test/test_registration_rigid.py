@@ -8,9 +8,9 @@ import pytest
 
 from conftest import shared_data
 from lepard_ros.errors import InputError
-from lepard_ros.registration.fallback import register_fpfh
-from lepard_ros.registration.kabsch import move, rotation_angle
-from lepard_ros.registration.rigid import register_matches
+from lepard_ros.geometry.rigid_motion import move, rotation_angle
+from lepard_ros.registration.rigid.estimate import register_matches
+from lepard_ros.registration.rigid.fallback import register_fpfh
 from lepard_ros.registration.types import Matches, Registration, Status, Surface
 from registration_scene import SPACING, two_views
 
@@ -105,7 +105,7 @@ def test_random_matches_are_refused() -> None:
     source, target, motion = two_views(3)
     for seed in range(5):
         found = register_matches(view_matches(source, target, motion, 500, 0.0, seed), source, target)
-        assert not found.ok or max(error(found, motion)) < 1.0
+        assert not found.ok and found.transform is None, f"seed {seed}: {found.status}"
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -10,9 +10,9 @@ import pytest
 
 from box_room import CAMERA, look, render, sweep
 from lepard_ros import cli
+from lepard_ros.data.bag_writer import BagWriter
+from lepard_ros.data.trajectories import Trajectory, compare, interpolate, read_tum, write_tum
 from lepard_ros.errors import InputError
-from lepard_ros.evaluation.bag_writer import BagWriter
-from lepard_ros.evaluation.trajectories import Trajectory, compare, interpolate, read_tum, write_tum
 
 pytest.importorskip("rosbags")
 pytest.importorskip("evo")
@@ -106,7 +106,7 @@ def test_bad_calls_end_with_a_sentence_and_code_two(
 
 
 def test_doubled_and_overtaken_frames_are_left_out_as_the_node_does(tmp_path: Path) -> None:
-    from lepard_ros.evaluation.bag_reader import open_bag
+    from lepard_ros.data.bag_reader import open_bag
     from lepard_ros.evaluation.replay import load_matcher, replay_bag, summary
     from lepard_ros.tracking.rigid import RigidTracker
 

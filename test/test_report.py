@@ -14,13 +14,15 @@ import torch
 from lepard_ros import cli
 from lepard_ros.cloud.files import read_cloud, write_cloud
 from lepard_ros.errors import InputError
-from lepard_ros.evaluation import pictures, tables
-from lepard_ros.evaluation.report import Page
+from lepard_ros.evaluation import tables
 from lepard_ros.matcher import Matcher
 from lepard_ros.network.config import SMALL_RIGID, LepardConfig
 from lepard_ros.network.lepard import Lepard
 from lepard_ros.network.weights import Card, save
 from lepard_ros.registration.types import Matches
+from lepard_ros.report import cloud_pictures, curves
+from lepard_ros.report.figure import save_figure
+from lepard_ros.report.page import Page
 
 TINY = LepardConfig.from_dict({**SMALL_RIGID.to_dict(), "width": 16, "feature_dim": 48, "confidence_threshold": 0.0})
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -101,13 +103,16 @@ def test_a_page_escapes_what_it_is_given(tmp_path: Path) -> None:
     page.heading("a < b")
     page.text("<script>alert(1)</script>")
     page.table([["method", "x"], ["lepard:<y>", "1"], ["icp", "2"]])
-    text = page.write(tmp_path / "new" / "folder").read_text()
+    page.facts([("<i>", "&")])
+    page.details("<u>", [["<s>"], ["<s>"]])
+    text = page.write(tmp_path / "new" / "folder" / "index.html").read_text()
+    assert not re.search("<[bius]>", text)
     assert "<script>" not in text
     assert "&lt;b&gt;title" in text
     assert text.count('class="ours"') == 1
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="--report"):
-        page.write(tmp_path / "file")
+    with pytest.raises(InputError, match="folder"):
+        page.write(tmp_path / "file" / "index.html")
 
 
 def records(method: str, count: int = 12) -> list[dict]:
@@ -129,11 +134,11 @@ def test_curves_are_drawn() -> None:
     grouped = {name: records(name) for name in ("lepard:rigid", "icp")}
     summaries = {name: tables.summarise(own) for name, own in grouped.items()}
     figures = [
-        pictures.recall_figure(grouped, tables.BANDS),
-        pictures.error_figure(grouped),
-        pictures.histogram_figure({"icp": [0.1, 0.9, 3.0]}, "inlier ratio", 1.0),
-        pictures.timing_figure(summaries),
-        pictures.calibration_figure(np.array([[10, 2.0, 3], [0, 0, 0], [5, 4.0, 5]])),
+        curves.recall_figure(grouped, tables.BANDS),
+        curves.error_figure(grouped),
+        curves.histogram_figure({"icp": [0.1, 0.9, 3.0]}, "inlier ratio", 1.0),
+        curves.timing_figure(summaries),
+        curves.calibration_figure(np.array([[10, 2.0, 3], [0, 0, 0], [5, 4.0, 5]])),
     ]
     for figure in figures:
         assert (pixels(figure) < 250).any(axis=2).mean() > 0.005
@@ -144,7 +149,7 @@ def test_right_matches_are_blue_and_wrong_ones_red() -> None:
     matches = Matches(source[:60], target[:60], np.ones(60))
 
     def counts(inliers: np.ndarray) -> tuple[int, int]:
-        red, green, blue = np.moveaxis(pixels(pictures.matches_figure(source, target, matches, inliers)), 2, 0)
+        red, green, blue = np.moveaxis(pixels(cloud_pictures.matches_figure(source, target, matches, inliers)), 2, 0)
         return int(((red > green + 70) & (red > blue + 70)).sum()), int(((blue > red + 60) & (blue > green + 30)).sum())
 
     red_of_wrong, blue_of_wrong = counts(np.zeros(60, dtype=bool))
@@ -156,30 +161,30 @@ def test_right_matches_are_blue_and_wrong_ones_red() -> None:
 def test_pictures_of_clouds_take_any_amount(tmp_path: Path) -> None:
     none = Matches(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros(0))
     few = corner(0)[:5]
-    figure = pictures.matches_figure(few, few, none, np.zeros(0, dtype=bool), title="a few")
-    assert pictures.save_figure(figure, tmp_path / "sub" / "few.png").stat().st_size > 1000
+    figure = cloud_pictures.matches_figure(few, few, none, np.zeros(0, dtype=bool), title="a few")
+    assert save_figure(figure, tmp_path / "sub" / "few.png").stat().st_size > 1000
     many = np.random.default_rng(0).normal(size=(60_000, 3))
-    pixels(pictures.alignment_figure(many, many, np.eye(4)))
-    pixels(pictures.warp_figure(corner(0), corner(1), corner(0), np.linspace(0, 0.1, len(corner(0)))))
+    pixels(cloud_pictures.alignment_figure(many, many, np.eye(4)))
+    pixels(cloud_pictures.warp_figure(corner(0), corner(1), corner(0), np.linspace(0, 0.1, len(corner(0)))))
     for warped in (None, corner(0) + 0.01):
         matches, right = Matches(corner(0)[:9], corner(1)[:9], np.ones(9)), np.arange(9) > 4
-        drawn = pictures.deformation_figure(corner(0), corner(1), matches, right, warped)
+        drawn = cloud_pictures.deformation_figure(corner(0), corner(1), matches, right, warped)
         assert ("refused" in drawn.axes[1].get_title()) == (warped is None)
         pixels(drawn)
     with pytest.raises(InputError, match="cannot be written"):
-        pictures.save_figure(figure, tmp_path / "few.nonsense")
+        save_figure(figure, tmp_path / "few.nonsense")
 
 
 def test_features_of_one_cloud_have_one_set_of_colours(weights: Path) -> None:
     matcher = Matcher.from_pretrained(weights, device="cpu")
     cloud = matcher.encode(corner(0))
-    first, second = pictures.feature_colours(cloud, cloud)
+    first, second = cloud_pictures.feature_colours(cloud, cloud)
     assert first.shape == cloud.surface.points.shape
     assert first.min() >= 0
     assert first.max() <= 1
     assert np.ptp(first, axis=0).min() > 0.3
     np.testing.assert_allclose(first, second)
-    pixels(pictures.features_figure(cloud, cloud, np.eye(4), "features"))
+    pixels(cloud_pictures.features_figure(cloud, cloud, np.eye(4), "features"))
 
 
 # --- lepard match ----------------------------------------------------------------------------------------------------
@@ -215,7 +220,7 @@ def test_match_in_deformable_mode(tmp_path: Path, weights: Path, capsys) -> None
 
 
 def test_an_accepted_match_is_written(tmp_path: Path) -> None:
-    from lepard_ros.evaluation import match_command
+    from lepard_ros.commands import match as match_command
     from lepard_ros.registration.types import Registration, Status
 
     motion = np.eye(4)
@@ -224,14 +229,14 @@ def test_an_accepted_match_is_written(tmp_path: Path) -> None:
     found = Registration(motion, Status.OK, none, np.zeros(0, dtype=bool), 0.01, 0.5, 1e-4 * np.eye(6), {"match": 0.1})
 
     class Knowing:
-        def register(self, source: np.ndarray, target: np.ndarray) -> Registration:
+        def register(self, source: np.ndarray, target: np.ndarray, effort: int) -> Registration:
             return found
 
-    names = ("source", "target", "json", "picture", "output")
+    names = ("source", "target", "json", "picture", "output", "viewpoint", "effort")
     args = type("Args", (), dict.fromkeys(names))()
     args.output, args.json = tmp_path / "moved.ply", tmp_path / "moved.json"
     cloud = corner(0)
-    assert match_command._run_rigid(args, Knowing(), cloud, cloud)  # type: ignore[arg-type]
+    assert match_command._run_rigid(args, Knowing(), cloud, cloud, [None, None])  # type: ignore[arg-type]
     np.testing.assert_allclose(read_cloud(args.output), cloud + np.array([1, 2, 3]), atol=1e-5)
     assert json.loads(args.json.read_text())["transform"] == motion.tolist()
     text = match_command.rigid_text(found)

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from lepard_ros.cloud.depth import depth_to_points
 from lepard_ros.cloud.normals import surface_normals
 from lepard_ros.errors import InputError
-from lepard_ros.learning import furniture
-from lepard_ros.learning.fragments import SINGLE, Fragment, Shot, camera_pose, spread, take
-from lepard_ros.learning.meshes import MeshLibrary, box, load_library
-from lepard_ros.learning.real_shards import lone_view_shard, refined_motion
-from lepard_ros.learning.rooms import FloorPlan, Room, compose_room
-from lepard_ros.learning.sensor import (
+from lepard_ros.registration.types import Surface
+from lepard_ros.synthesis import furniture
+from lepard_ros.synthesis.fragments import SINGLE, Fragment, Shot, camera_pose, spread, take
+from lepard_ros.synthesis.meshes import MeshLibrary, box, load_library
+from lepard_ros.synthesis.real_shards import lone_view_shard, refined_motion
+from lepard_ros.synthesis.room_sequences import room_sequence
+from lepard_ros.synthesis.rooms import FloorPlan, Room, compose_room
+from lepard_ros.synthesis.sensor import (
     DepthSensor,
     Scene,
     distortion_field,
@@ -27,8 +29,7 @@ from lepard_ros.learning.sensor import (
     random_sensor,
     smooth_noise,
 )
-from lepard_ros.learning.sequences import room_sequence
-from lepard_ros.learning.shards import (
+from lepard_ros.synthesis.shards import (
     BANDS,
     FIELDS,
     OVERLAP_RADIUS,
@@ -39,9 +40,8 @@ from lepard_ros.learning.shards import (
     room_path,
     rough_overlap,
     save_room,
+    synthesise_rooms,
 )
-from lepard_ros.learning.synthesise import synthesise_rooms
-from lepard_ros.registration.types import Surface
 
 SEED = 3
 

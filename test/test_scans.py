@@ -10,12 +10,12 @@ from scipy.spatial.transform import Rotation
 
 from lepard_ros.cloud.files import write_cloud
 from lepard_ros.errors import InputError
-from lepard_ros.learning.meshes import MeshLibrary
-from lepard_ros.learning.samples import RoomStream, load_room
-from lepard_ros.learning.scans import OfficialStream, is_scan_folder, prepare_scans, read_poses
-from lepard_ros.learning.shards import make_room
 from lepard_ros.network.config import SMALL_RIGID, LepardConfig
 from lepard_ros.network.lepard import Lepard
+from lepard_ros.synthesis.meshes import MeshLibrary
+from lepard_ros.synthesis.shards import make_room
+from lepard_ros.training.samples import RoomStream, load_room
+from lepard_ros.training.scans import OfficialStream, is_scan_folder, prepare_scans, read_poses
 
 TINY = LepardConfig.from_dict({**SMALL_RIGID.to_dict(), "width": 16, "feature_dim": 24, "fine_dim": 8, "grid": 0.1})
 
@@ -76,7 +76,7 @@ def test_published_3dmatch_pairs_are_a_stream(tmp_path: Path) -> None:
     torch.save(torch.from_numpy(cloud), tmp_path / "train" / "a.pth")
     torch.save(torch.from_numpy(cloud @ turn.T), tmp_path / "train" / "b.pth")
     table = {"src": ["train/a.pth"], "tgt": ["train/b.pth"], "rot": [turn], "trans": [np.zeros((3, 1))],
-             "overlap": [1.0], "gt_cov": [np.eye(6)]}  # fmt: skip
+             "overlap": [1.0]}  # the published lists of training pairs have no gt_cov # fmt: skip
     (tmp_path / "train_info.pkl").write_bytes(pickle.dumps(table))
     pair = OfficialStream(tmp_path, Lepard(TINY), lanes=1).batch(0)[0]
     moved = pair.source.pyramid.points[0] @ pair.motion[:3, :3].T + pair.motion[:3, 3]

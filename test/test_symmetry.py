@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
+from lepard_ros.data.fourdmatch import DeformablePair
 from lepard_ros.evaluation.deformable import DeformableResult, evaluate_deformable, summarise_deformable
 from lepard_ros.evaluation.symmetry import Mirror, count_mirrored, find_mirror
-from lepard_ros.learning.fourdmatch import DeformablePair
 from lepard_ros.registration.types import Matches
 
 SIDES = {"arm": ((0.12, -0.45, 0.0), (0.6, -0.5, 0.1), 0.04), "leg": ((0.08, 0.1, 0.0), (0.16, 0.75, 0.0), 0.055)}

@@ -5,9 +5,10 @@ import numpy as np
 
 from box_room import CAMERA, look, render, sweep
 from lepard_ros.cloud.depth import depth_to_points
-from lepard_ros.evaluation.fpfh_matcher import FpfhCloud, FpfhMatcher
-from lepard_ros.registration.kabsch import invert, move
+from lepard_ros.evaluation.fpfh_matcher import FpfhCloud
+from lepard_ros.geometry.rigid_motion import invert, move
 from lepard_ros.registration.types import Surface
+from lepard_ros.tracking.compiled import Shape
 from lepard_ros.tracking.keyframes import Keyframe, KeyframeBuffer, predicted_overlap, view_distances
 from lepard_ros.tracking.path import SensorPath
 from lepard_ros.tracking.views import View, see
@@ -15,18 +16,18 @@ from lepard_ros.tracking.views import View, see
 
 def tiny_view(points: int = 10) -> View:
     surface = Surface(np.zeros((points, 3)), np.zeros((points, 3)), 0.05)
-    return View(FpfhCloud(surface), surface)
+    return View(Shape(surface), cloud=FpfhCloud(surface))
 
 
 def seen_from(pose: np.ndarray) -> View:
-    return see(depth_to_points(render(pose, None), CAMERA).reshape(-1, 3), FpfhMatcher(), 0.05)
+    return see(depth_to_points(render(pose, None), CAMERA).reshape(-1, 3), 0.05)
 
 
 def filled(poses: list[np.ndarray], max_count: int, max_bytes: float = 1e9) -> tuple[KeyframeBuffer, list[int]]:
     """A buffer that saw all poses in turn, and the ids that had to go."""
     buffer, gone = KeyframeBuffer(max_count, max_bytes), []
     for number, pose in enumerate(poses):
-        buffer.add(Keyframe(number, float(number), pose, tiny_view()))
+        buffer.add(Keyframe(number, float(number), pose, tiny_view(), nbytes=tiny_view().nbytes))
         while (victim := buffer.evictable()) is not None:
             buffer.remove(victim.id)
             gone.append(victim.id)

@@ -6,25 +6,26 @@ import os
 import subprocess
 import sys
 from argparse import ArgumentParser
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from lepard_ros.commands import train as command
 from lepard_ros.errors import InputError
-from lepard_ros.learning import command
-from lepard_ros.learning.losses import descriptor_loss, focal_loss, focal_loss_sinkhorn, warping_loss
-from lepard_ros.learning.meshes import MeshLibrary
-from lepard_ros.learning.objective import ObjectiveSettings, objective
-from lepard_ros.learning.samples import RoomStream, training_files
-from lepard_ros.learning.shards import make_room, room_path, save_room
-from lepard_ros.learning.training import Trainer, TrainingSettings, rate_at
-from lepard_ros.learning.truth import mutual_matches
 from lepard_ros.network.config import SMALL_RIGID, LepardConfig
 from lepard_ros.network.lepard import Lepard
 from lepard_ros.network.procrustes import RigidFit
 from lepard_ros.network.weights import load
+from lepard_ros.synthesis.meshes import MeshLibrary
+from lepard_ros.synthesis.shards import make_room, room_path, save_room
+from lepard_ros.training.losses import descriptor_loss, focal_loss, focal_loss_sinkhorn, warping_loss
+from lepard_ros.training.objective import ObjectiveSettings, objective
+from lepard_ros.training.samples import RoomStream, Sample, training_files
+from lepard_ros.training.training import Trainer, TrainingSettings, rate_at
+from lepard_ros.training.truth import mutual_matches
 
 TINY = LepardConfig.from_dict({**SMALL_RIGID.to_dict(), "width": 16, "feature_dim": 24, "fine_dim": 8, "grid": 0.1})
 
@@ -112,7 +113,7 @@ def test_schedules_start_full_and_never_rise_after_the_warm_up(schedule: str) ->
 
 def test_pairs_are_true(rooms: Path) -> None:
     """The motion of every drawn pair lays overlapping surfaces on each other."""
-    stream = RoomStream([rooms], Lepard(TINY), lanes=2, visit=4)
+    stream = RoomStream([rooms], Lepard(TINY), lanes=2, clouds=3)
     for pair in stream.batch(0):
         source, target = pair.source.pyramid.points[0], pair.target.pyramid.points[0]
         moved = source @ pair.motion[:3, :3].T + pair.motion[:3, 3]
@@ -121,7 +122,7 @@ def test_pairs_are_true(rooms: Path) -> None:
 
 def test_streams_are_a_function_of_the_step(rooms: Path) -> None:
     network = Lepard(TINY)
-    one, two = (RoomStream([rooms], network, seed=3, lanes=2, visit=4) for _ in range(2))
+    one, two = (RoomStream([rooms], network, seed=3, lanes=2, clouds=3) for _ in range(2))
     for step in range(4):
         one.batch(step)
     late, direct = one.batch(5), two.batch(5)
@@ -132,24 +133,47 @@ def test_streams_are_a_function_of_the_step(rooms: Path) -> None:
 
 def test_training_reduces_the_loss(rooms: Path) -> None:
     trainer = trainer_of(rate=3e-3)
-    pairs = RoomStream([rooms], trainer.network, lanes=2, visit=4).batch(0)
+    pairs = RoomStream([rooms], trainer.network, lanes=2, clouds=3).batch(0)
     losses = [trainer.step(pairs)["loss"] for _ in range(25)]
     assert np.mean(losses[-3:]) < 0.8 * losses[0]
 
 
+def test_shared_encodings_give_the_gradients_of_single_pairs(rooms: Path) -> None:
+    trainer = trainer_of()
+    pairs = RoomStream([rooms], trainer.network, lanes=1, clouds=4).batch(0)
+    assert len(pairs) > len({id(s) for p in pairs for s in (p.source, p.target)}) / 2  # clouds are used several times
+    trainer._backward(pairs)
+    shared = [p.grad.clone() for p in trainer.parameters]
+    trainer.optimiser.zero_grad(set_to_none=False)
+    for pair in pairs:
+        (objective(trainer.network, [pair], ObjectiveSettings(), seed=0).loss / len(pairs)).backward()
+    for one, parameter in zip(shared, trainer.parameters, strict=True):
+        torch.testing.assert_close(one, parameter.grad, atol=1e-4, rtol=1e-3)
+
+
+def test_a_mirrored_sample_is_the_sample_of_the_mirrored_cloud(rooms: Path) -> None:
+    network, mirror = Lepard(TINY), torch.diag(torch.tensor([-1.0, 1.0, 1.0]))
+    pyramid = RoomStream([rooms], network, lanes=1, clouds=2).batch(0)[0].source.pyramid
+    sample = Sample(pyramid, network.backbone.relations(pyramid), None)
+    points, normals = ([x @ mirror for x in level] for level in (pyramid.points, pyramid.normals))
+    real = network.encode(replace(pyramid, points=points, normals=normals))[0]
+    torch.testing.assert_close(network.encode(pyramid, sample.mirrored().relations)[0], real, atol=1e-3, rtol=1e-2)
+    assert (network.encode(pyramid)[0] - real).abs().max() > 0.01
+
+
 def test_resumed_training_is_identical(rooms: Path, tmp_path: Path) -> None:
     through = trainer_of()
-    stream = RoomStream([rooms], through.network, lanes=1, visit=4)
+    stream = RoomStream([rooms], through.network, lanes=1, clouds=3)
     for step in range(4):
         through.step(stream.batch(step))
     first = trainer_of()
     for step in range(2):
-        first.step(RoomStream([rooms], first.network, lanes=1, visit=4).batch(step))
+        first.step(RoomStream([rooms], first.network, lanes=1, clouds=3).batch(step))
     first.save(tmp_path / "checkpoint.pt")
     second = trainer_of(seed=99)
     second.load(tmp_path / "checkpoint.pt")
     for step in range(2, 4):
-        second.step(RoomStream([rooms], second.network, lanes=1, visit=4).batch(step))
+        second.step(RoomStream([rooms], second.network, lanes=1, clouds=3).batch(step))
     for one, two in ((through.network.state_dict(), second.network.state_dict()), (through.averaged, second.averaged)):
         for name, value in one.items():
             torch.testing.assert_close(value, two[name], rtol=0, atol=0)
@@ -186,14 +210,14 @@ import json, sys, torch
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from test_training import TINY
-from lepard_ros.learning.objective import ObjectiveSettings, objective
-from lepard_ros.learning.samples import RoomStream
-from lepard_ros.learning.training import average_gradients, start_processes
+from lepard_ros.training.objective import ObjectiveSettings, objective
+from lepard_ros.training.samples import RoomStream
+from lepard_ros.training.training import average_gradients, start_processes
 from lepard_ros.network.lepard import Lepard
 rank, world = start_processes("cpu")
 torch.manual_seed(0)
 network = Lepard(TINY)
-pairs = RoomStream([Path(sys.argv[1])], network, lanes=2, visit=4).batch(0)
+pairs = RoomStream([Path(sys.argv[1])], network, lanes=2, clouds=3).batch(0)[:2]
 objective(network, [pairs[rank]], ObjectiveSettings(), seed=0).loss.backward()
 parameters = list(network.parameters())
 average_gradients(parameters)
@@ -215,7 +239,7 @@ def test_two_processes_give_the_mean_gradient(rooms: Path, tmp_path: Path) -> No
     world, norm = json.loads(result.read_text())
     torch.manual_seed(0)
     network = Lepard(TINY)
-    pairs = RoomStream([rooms], network, lanes=2, visit=4).batch(0)
+    pairs = RoomStream([rooms], network, lanes=2, clouds=3).batch(0)[:2]
     for pair in pairs:
         (objective(network, [pair], ObjectiveSettings(), seed=0).loss / 2).backward()
     expected = float(torch.cat([p.grad.flatten() for p in network.parameters()]).norm())

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
 from lepard_ros.errors import InputError
-from lepard_ros.registration.graph import GraphSettings, build_graph
+from lepard_ros.registration.deformable.graph import GraphSettings, build_graph
+from lepard_ros.registration.deformable.warp import Warp, rigid_warp, write_coloured_ply
 from lepard_ros.registration.types import Status
-from lepard_ros.registration.warp import Warp, rigid_warp, write_coloured_ply
 from test_graph import plane
 
 

@@ -10,9 +10,9 @@ from lepard_ros.msg import DeformationGraph as DeformationGraphMessage
 from rclpy.serialization import deserialize_message, serialize_message
 
 from lepard_ros.errors import InputError
-from lepard_ros.registration.graph import build_graph
+from lepard_ros.registration.deformable.graph import build_graph
+from lepard_ros.registration.deformable.warp import Warp
 from lepard_ros.registration.types import Status
-from lepard_ros.registration.warp import Warp
 from lepard_ros.ros.conversion import header
 from lepard_ros.ros.warp_message import warp_from_message, warp_message
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from lepard_ros.commands.weights import run_convert, run_info
 from lepard_ros.errors import InputError
 from lepard_ros.network.config import SMALL_RIGID, LepardConfig
 from lepard_ros.network.lepard import Lepard
 from lepard_ros.network.weights import Card, load, load_official, save
-from lepard_ros.network.weights_command import run_convert, run_info
 
 TINY = LepardConfig.from_dict({**SMALL_RIGID.to_dict(), "width": 16, "feature_dim": 48})
 

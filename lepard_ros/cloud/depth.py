@@ -1,15 +1,21 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """A depth camera's image turned into an organised cloud."""
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+UNDISTORT_STEPS = 20
+
 
 @dataclass(frozen=True)
 class Camera:
-    """A pinhole camera: size in pixels, focal lengths and centre in pixels. z looks forward, x right, y down."""
+    """A camera: size in pixels, focal lengths and centre in pixels. z looks forward, x right, y down.
+
+    lens: distortion as OpenCV orders it, k1, k2, p1, p2, k3, k4, k5, k6; empty for a pinhole camera.
+    """
 
     width: int
     height: int
@@ -17,12 +23,38 @@ class Camera:
     fy: float
     cx: float
     cy: float
+    lens: tuple[float, ...] = field(default=(), kw_only=True)
 
     def rays(self) -> NDArray[np.float32]:
         """The direction of every pixel, with z = 1: (H, W, 3)."""
-        u, v = np.meshgrid(np.arange(self.width), np.arange(self.height))
-        x, y = (u - self.cx) / self.fx, (v - self.cy) / self.fy
-        return np.stack([x, y, np.ones_like(x)], axis=-1).astype(np.float32)
+        return _rays(self)
+
+
+@functools.lru_cache(maxsize=4)
+def _rays(camera: Camera) -> NDArray[np.float32]:
+    """Computed once for each camera: undistorting takes longer than everything else about a depth image."""
+    u, v = np.meshgrid(np.arange(camera.width), np.arange(camera.height))
+    x, y = (u - camera.cx) / camera.fx, (v - camera.cy) / camera.fy
+    if camera.lens:
+        x, y = _undistorted(x, y, camera.lens)
+    rays = np.stack([x, y, np.ones_like(x)], axis=-1).astype(np.float32)
+    rays.flags.writeable = False
+    return rays
+
+
+def _undistorted(
+    x: NDArray[np.floating], y: NDArray[np.floating], lens: tuple[float, ...]
+) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
+    """Where a lens would show pixels without distortion: the model's inverse by fixed-point steps, as in OpenCV."""
+    k1, k2, p1, p2, k3, k4, k5, k6 = (*lens, *[0.0] * (8 - len(lens)))
+    xu, yu = x.copy(), y.copy()
+    for _ in range(UNDISTORT_STEPS):
+        r2 = xu**2 + yu**2
+        radial = (1 + r2 * (k4 + r2 * (k5 + r2 * k6))) / (1 + r2 * (k1 + r2 * (k2 + r2 * k3)))
+        shift_x = 2 * p1 * xu * yu + p2 * (r2 + 2 * xu**2)
+        shift_y = p1 * (r2 + 2 * yu**2) + 2 * p2 * xu * yu
+        xu, yu = (x - shift_x) * radial, (y - shift_y) * radial
+    return xu, yu
 
 
 def depth_to_points(depth: NDArray[np.floating], camera: Camera) -> NDArray[np.float32]:

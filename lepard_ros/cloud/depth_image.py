@@ -34,15 +34,31 @@ def decode_depth(message: Any) -> NDArray[np.float32]:
     return depth
 
 
-def camera_from_info(message: Any) -> Camera:
-    """The pinhole camera of a sensor_msgs/CameraInfo.
+def camera_from_info(message: Any, rectified: bool = True) -> Camera:
+    """The camera of a sensor_msgs/CameraInfo.
 
-    The projection matrix P describes rectified images, which depth drivers publish; K stands in where P is zero.
+    The projection matrix P describes rectified images, which most depth drivers publish; K stands in where P is zero.
+    An image that is not rectified has K and the coefficients of the lens, if there are any.
     """
     p, k = [float(v) for v in message.p], [float(v) for v in message.k]
     if len(p) != 12 or len(k) != 9:
         raise InputError("The camera info has matrices of the wrong size; P needs 12 numbers and K 9.")
-    fx, fy, cx, cy = (p[0], p[5], p[2], p[6]) if p[0] > 0 and p[5] > 0 else (k[0], k[4], k[2], k[5])
+    lens = () if rectified else _lens(message)
+    use_p = not lens and p[0] > 0 and p[5] > 0
+    fx, fy, cx, cy = (p[0], p[5], p[2], p[6]) if use_p else (k[0], k[4], k[2], k[5])
     if not (np.isfinite([fx, fy, cx, cy]).all() and fx > 0 and fy > 0):
         raise InputError("The camera info has no focal length; calibrate the camera or publish a filled camera_info.")
-    return Camera(int(message.width), int(message.height), fx, fy, cx, cy)
+    return Camera(int(message.width), int(message.height), fx, fy, cx, cy, lens=lens)
+
+
+def _lens(message: Any) -> tuple[float, ...]:
+    """The coefficients of the lens as OpenCV orders them: k1, k2, p1, p2, k3, k4, k5, k6; empty if all are zero."""
+    lens = tuple(float(value) for value in message.d)
+    if not any(lens):
+        return ()
+    if message.distortion_model not in ("plumb_bob", "rational_polynomial") or len(lens) not in (4, 5, 8):
+        raise InputError(
+            f"The camera info has {len(lens)} coefficients of the model '{message.distortion_model}', which is not "
+            "known here; publish rectified depth images (depth_image_proc, image_proc)."
+        )
+    return lens

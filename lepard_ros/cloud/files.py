@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from lepard_ros.cloud.headers import check_header
 from lepard_ros.cloud.open3d import import_open3d
 from lepard_ros.errors import InputError
-
-FloatArray = NDArray[np.floating]
+from lepard_ros.geometry.arrays import FloatArray
 
 NPZ_KEYS = ("points", "xyz", "pc", "pcd", "s_pc")
 # What numpy raises on damaged npy and npz files: found by fuzzing. TokenError and SyntaxError: a header is a Python

@@ -9,7 +9,7 @@ import numpy as np
 from lepard_ros.errors import InputError
 
 LONGEST_HEADER = 65_536  # bytes
-MOST_COMPRESSION = 100  # LZF makes at most 264 bytes of 3
+MAX_COMPRESSION = 100  # LZF makes at most 264 bytes of 3
 _PLY_SIZES = {
     **dict.fromkeys(("char", "uchar", "int8", "uint8"), 1),
     **dict.fromkeys(("short", "ushort", "int16", "uint16"), 2),
@@ -19,10 +19,10 @@ _PLY_SIZES = {
 
 
 class Promise(NamedTuple):
-    """What a header says. end: where the data begins, in bytes. least: of bytes in it, or of numbers in a text."""
+    """What a header says. end: where the data begins, in bytes. min_size: of bytes in it, or of numbers in a text."""
 
     end: int
-    least: int
+    min_size: int
     text: bool
 
 
@@ -35,9 +35,9 @@ def check_header(path: Path) -> None:
     except (ValueError, IndexError, KeyError) as error:
         raise InputError(f"{path} is damaged: its header cannot be read ({error}).") from error
     held = _count_words(path, promise.end) if promise.text else path.stat().st_size - promise.end
-    if promise.least > held:
+    if promise.min_size > held:
         unit = "numbers" if promise.text else "bytes"
-        raise InputError(f"{path} is damaged: its header promises {promise.least} {unit} or more, {held} follow.")
+        raise InputError(f"{path} is damaged: its header promises {promise.min_size} {unit} or more, {held} follow.")
 
 
 def _pcd(start: bytes) -> Promise:
@@ -58,7 +58,7 @@ def _pcd(start: bytes) -> Promise:
     if kind == "binary":
         return Promise(end, stored, text=False)
     if kind == "binary_compressed":
-        return Promise(end, stored // MOST_COMPRESSION, text=False)
+        return Promise(end, stored // MAX_COMPRESSION, text=False)
     raise ValueError(f"DATA is {kind!r}")
 
 
@@ -101,8 +101,8 @@ def _header_lines(start: bytes, last: bytes) -> tuple[list[list[str]], int]:
     raise ValueError(f"there is no {last.decode()}")
 
 
-def _number(word: str, most: int = 2**40) -> int:
+def _number(word: str, limit: int = 2**40) -> int:
     """A whole number from 0 to `most`; int() alone would take signs, underscores and other digits."""
-    if not (word.isascii() and word.isdigit()) or len(word) > 20 or int(word) > most:
+    if not (word.isascii() and word.isdigit()) or len(word) > 20 or int(word) > limit:
         raise ValueError(f"{word!r} is not a number that makes sense there")
     return int(word)

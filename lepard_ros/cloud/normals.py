@@ -9,6 +9,12 @@ from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 from torch import Tensor
 
+UNKNOWN = "unknown"  # a viewpoint that nobody knows
+# Where it is sought: so many places along each axis of the bounding box widened by a share of its longest side.
+PLACES, WIDENED = 7, 0.25
+VIEW_POINTS = 1200  # points of a cloud that are looked at
+VIEW_CELLS = 10  # directions are rounded to tenths: cells of about six degrees
+BEHIND = 1.15  # a point this many times further away than the nearest one of its cell is hidden
 # A direction is read off the closed form where the two smaller eigenvalues differ by at least this share of the trace.
 CLEAR = 1e-6
 
@@ -38,6 +44,35 @@ def orient(normals: Tensor, points: Tensor, viewpoint: Tensor) -> Tensor:
     """Turn normals (N, 3) so that they point to the side of the viewpoint (3,)."""
     away = ((viewpoint - points) * normals).sum(1, keepdim=True) < 0
     return torch.where(away, -normals, normals)
+
+
+def likely_viewpoint(points: Tensor, normals: Tensor) -> Tensor:
+    """A place (3,) from which a cloud (N, 3) may have been seen, given its normals (N, 3) of either sign.
+
+    Of many places, the one that sees most points unhidden and most surfaces face on. Normals turned to it are
+    consistent with each other; whether a thin sheet was seen from its front or its back nobody can say.
+    """
+    stride = max(1, len(points) // VIEW_POINTS)
+    points, normals = points[::stride], normals[::stride]
+    places = places_around(points)
+    rays = points[None] - places[:, None]
+    depth = rays.norm(dim=2)
+    rays = rays / depth.clamp_min(1e-9)[..., None]
+    side = 2 * VIEW_CELLS + 1
+    x, y, z = ((rays * VIEW_CELLS).round().long() + VIEW_CELLS).unbind(2)
+    cell = (x * side + y) * side + z
+    nearest = depth.new_full((len(places), side**3), float("inf")).scatter_reduce(1, cell, depth, "amin")
+    unhidden = (depth <= BEHIND * nearest.gather(1, cell)).float().mean(1)
+    return places[(unhidden + (rays * normals).sum(2).abs().mean(1)).argmax()]
+
+
+def places_around(points: Tensor) -> Tensor:
+    """Places (PLACES^3, 3) on an even grid in and around the bounding box of points (N, 3)."""
+    low, high = points.amin(0), points.amax(0)
+    margin = WIDENED * (high - low).max()
+    steps = torch.linspace(0, 1, PLACES, device=points.device, dtype=points.dtype)
+    grid = torch.cartesian_prod(steps, steps, steps)
+    return low - margin + grid * (high - low + 2 * margin)
 
 
 def smallest_eigenvector(moments: Tensor) -> tuple[Tensor, Tensor, Tensor]:

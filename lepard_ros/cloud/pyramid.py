@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lepard_ros.cloud.grid import grid_subsample
 from lepard_ros.cloud.neighbours import Supports
-from lepard_ros.cloud.normals import estimate_normals
+from lepard_ros.cloud.normals import UNKNOWN, estimate_normals, likely_viewpoint, orient
+from lepard_ros.geometry.voxel_grid import grid_subsample
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,13 @@ def _to(value: Any, device: torch.device | str) -> Any:
 
 
 def build_pyramid(
-    points: Tensor, shape: PyramidShape, viewpoint: Tensor | None = None, *, gridded: bool = False
+    points: Tensor, shape: PyramidShape, viewpoint: Tensor | str | None = None, *, gridded: bool = False
 ) -> Pyramid:
     """The pyramid of one cloud.
 
     points: (N, 3) metres; with `gridded`, they already lie on the grid of level 0.
-    viewpoint: (3,), where the sensor stood (the origin if None), to which normals are turned.
+    viewpoint: (3,), where the sensor stood (the origin if None), to which normals are turned; if it is UNKNOWN, to a
+    place from which the cloud may have been seen.
     """
     levels = [points if gridded else grid_subsample(points, shape.grid)[0]]
     for level in range(1, shape.levels):
@@ -87,11 +88,14 @@ def build_pyramid(
 
 
 def _normals_by_level(
-    levels: list[Tensor], neighbours: list[Tensor], pools: list[Tensor], viewpoint: Tensor | None
+    levels: list[Tensor], neighbours: list[Tensor], pools: list[Tensor], viewpoint: Tensor | str | None
 ) -> tuple[list[Tensor], Tensor]:
     """Normals estimated at level 0 and averaged upwards: coarse points see the surface, not their own sparse grid."""
-    origin = levels[0].new_zeros(3) if viewpoint is None else viewpoint.to(levels[0])
-    finest, variation = estimate_normals(levels[0], neighbours[0], origin)
+    place = viewpoint.to(levels[0]) if isinstance(viewpoint, Tensor) else levels[0].new_zeros(3)
+    finest, variation = estimate_normals(levels[0], neighbours[0], place)
+    if isinstance(viewpoint, str):
+        assert viewpoint == UNKNOWN, viewpoint
+        finest = orient(finest, levels[0], likely_viewpoint(levels[0], finest))
     normals = [finest]
     for pool in pools:
         padded = torch.nn.functional.pad(normals[-1], (0, 0, 0, 1))
@@ -99,6 +103,11 @@ def _normals_by_level(
         mean = padded[pool[:, :8]].sum(1) + padded[pool[:, 0]] * 1e-3
         normals.append(torch.nn.functional.normalize(mean, dim=1))
     return normals, variation
+
+
+def turned_over(pyramid: Pyramid) -> Pyramid:
+    """The same cloud seen from behind: all normals turned over."""
+    return replace(pyramid, normals=[-normals for normals in pyramid.normals])
 
 
 def stack_pyramids(pyramids: Sequence[Pyramid]) -> Pyramid:

@@ -5,75 +5,65 @@ A variant changes what the same weights are asked to do, where that makes sense;
 position code, Sinkhorn, more blocks, a warping loss), the table names the training that would give them.
 """
 
-import argparse
 import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
+from lepard_ros.data.fourdmatch import DeformablePair, evaluation_files, load_pair
+from lepard_ros.data.readers import RigidPair, open_set
 from lepard_ros.errors import InputError
 from lepard_ros.evaluation.methods import LEPARD, LepardMethod
+from lepard_ros.evaluation.metrics import transform_points
 from lepard_ros.evaluation.pairs import evaluate_pair
-from lepard_ros.evaluation.readers import RigidPair, deformable_files, open_set
 from lepard_ros.evaluation.runner import Record, append_log, read_log, run_parallel, with_progress
-from lepard_ros.evaluation.tables import CRITERIA, format_table, rigid_rows, summarise
-from lepard_ros.network.procrustes import RigidFit
+from lepard_ros.evaluation.tables import CRITERIA, rigid_rows, summarise
+from lepard_ros.geometry.arrays import FloatArray
+from lepard_ros.geometry.rigid_motion import kabsch
 
 if TYPE_CHECKING:
     from lepard_ros.evaluation.deformable import DeformableResult
     from lepard_ros.matcher import Matcher
     from lepard_ros.network.config import LepardConfig
-    from lepard_ros.network.lepard import CoarseCloud, LepardOutput
 
-FloatArray = NDArray[np.floating]
-# From a pair to the motion (4, 4) that repositions the source instead of the network's own.
-Repositioner = Callable[[RigidPair], FloatArray]
+# From coarse source points (n, 3) to where the position code shall see them (n, 3).
+Placement = Callable[[FloatArray], FloatArray]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One row of the ablation: settings that differ, or a motion that replaces the network's repositioning.
+    """One row of the ablation: settings that differ, or where the source is put instead of the network's own fit.
 
-    guided: whether the transformer takes part; the paper's variants are all about it.
+    placed: "unmoved", "random", "rigid" (the true motion, or the best rigid fit of a deformation), "deformed" (every
+    point where it truly went), or "" for the network's own repositioning. guided: whether the transformer takes part;
+    the paper's variants are all about it.
     """
 
     settings: dict[str, object]
-    repositioner: Repositioner | None = None
+    placed: str = ""
     guided: bool = True
-
-
-def _truth(pair: RigidPair) -> FloatArray:
-    """The oracle: the true motion."""
-    if pair.truth is None:
-        raise InputError("the oracle needs pairs with a known motion: choose another set than unrelated.")
-    return pair.truth
-
-
-def _random_rotation(pair: RigidPair) -> FloatArray:
-    """A rotation drawn from the pair's name, about the origin."""
-    from scipy.spatial.transform import Rotation
-
-    transform = np.eye(4)
-    entropy = list(pair.name.encode())
-    transform[:3, :3] = Rotation.random(random_state=np.random.default_rng(entropy)).as_matrix()
-    return transform
 
 
 VARIANTS: dict[str, Variant] = {
     "descriptors alone": Variant({}, guided=False),
     "guided by the transformer": Variant({}),
-    "no repositioning": Variant({"max_condition_number": 0.0}),
-    "random rotation": Variant({}, _random_rotation),
-    "oracle": Variant({}, _truth),
+    "no position code": Variant({"max_condition_number": 0.0}),  # of networks that use it only once aligned
+    "no repositioning": Variant({}, "unmoved"),
+    "random rotation": Variant({}, "random"),
+    "oracle rigid fitting": Variant({}, "rigid"),
+    "oracle deformation": Variant({}, "deformed"),
     "soft procrustes": Variant({"procrustes": "soft"}),
     "robust procrustes": Variant({"procrustes": "robust"}),
+    "mutual": Variant({"mutual": True}),
+    "not mutual": Variant({"mutual": False}),
     "threshold 0.01": Variant({"confidence_threshold": 0.01}),
     "threshold 0.05": Variant({"confidence_threshold": 0.05}),
     "threshold 0.1": Variant({"confidence_threshold": 0.1}),
@@ -90,6 +80,7 @@ OTHER_WEIGHTS = {
 # The shipped rigid weights were trained without the warping loss, the deformable ones with it: the variant swaps them.
 WARPING_WEIGHTS = {"rigid": "0", "deformable": "0.1"}
 DEFORMABLE_SET = "4dmatch"
+DEFINITIONS = 2  # raised when a variant means something else than before: records of an older log are made again
 
 
 def apply_settings(matcher: "Matcher", settings: dict[str, object]) -> None:
@@ -99,28 +90,25 @@ def apply_settings(matcher: "Matcher", settings: dict[str, object]) -> None:
 
 
 class ForcedRepositioning:
-    """While entered, the network repositions the source by a given motion instead of its own estimate."""
+    """While entered, the network sees the source where a placement puts it, instead of at its own estimate."""
 
-    def __init__(self, matcher: "Matcher", motion: FloatArray) -> None:
-        self.network, self.motion = matcher.network, torch.from_numpy(np.array(motion))
+    def __init__(self, matcher: "Matcher", placement: Placement) -> None:
+        self.network, self.placement = matcher.network, placement
 
     def __enter__(self) -> None:
-        own = type(self.network).match
+        def reposition(points: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+            moved = np.stack([self.placement(cloud) for cloud in points.double().cpu().numpy()])
+            everywhere = torch.ones(len(points), dtype=torch.bool, device=points.device)
+            return torch.from_numpy(moved).to(points), everywhere
 
-        def match(source: "CoarseCloud", target: "CoarseCloud") -> "LepardOutput":
-            batch = len(source.points)
-            turn = self.motion[:3, :3].expand(batch, 3, 3)
-            shift = self.motion[:3, 3:].expand(batch, 3, 1)
-            return own(self.network, source, target, RigidFit(turn, shift, torch.ones(batch)))
-
-        object.__setattr__(self.network, "match", match)
+        object.__setattr__(self.network, "_reposition", reposition)
 
     def __exit__(self, *_: object) -> None:
-        object.__delattr__(self.network, "match")
+        object.__delattr__(self.network, "_reposition")
 
 
 def make_matcher(name: str, weights: str) -> "Matcher":
-    """The matcher of a variant; its forced motion, if it has one, is another's business (`repositioned`)."""
+    """The matcher of a variant; where it puts the source, if it does, is another's business (`repositioned`)."""
     from lepard_ros.matcher import Matcher, MatcherSettings
 
     variant = VARIANTS[name]
@@ -130,10 +118,31 @@ def make_matcher(name: str, weights: str) -> "Matcher":
     return matcher
 
 
-def repositioned(name: str, matcher: "Matcher", pair: RigidPair) -> AbstractContextManager[None]:
-    """The variant's forced motion of a pair, to be entered; nothing where the network finds its own."""
-    force = VARIANTS[name].repositioner
-    return nullcontext() if force is None else ForcedRepositioning(matcher, force(pair))
+def random_rotation(name: str, points: FloatArray) -> FloatArray:
+    """The points (n, 3) turned about their centroid by a rotation drawn from a name."""
+    from scipy.spatial.transform import Rotation
+
+    centre = points.mean(axis=0)
+    return Rotation.random(random_state=np.random.default_rng(list(name.encode()))).apply(points - centre) + centre
+
+
+def repositioned(
+    name: str, matcher: "Matcher", pair: RigidPair, deformed: Placement | None = None
+) -> AbstractContextManager[None]:
+    """The variant's placement for a pair, to be entered; nothing where the network finds its own."""
+    placed, truth = VARIANTS[name].placed, pair.truth
+    if placed == "rigid" and truth is None:
+        raise InputError("the oracle needs pairs with a known motion: choose another set than unrelated.")
+    if placed == "deformed" and deformed is None:
+        raise InputError("the oracle deformation needs deformable pairs: give --set 4dmatch.")
+    places: dict[str, Placement | None] = {
+        "unmoved": lambda points: points,
+        "random": partial(random_rotation, pair.name),
+        "rigid": None if truth is None else partial(transform_points, truth),
+        "deformed": deformed,
+    }
+    placement = places.get(placed)
+    return nullcontext() if placement is None else ForcedRepositioning(matcher, placement)
 
 
 # --- pairs to measure on ---------------------------------------------------------------------------------------------
@@ -190,12 +199,12 @@ class _MatchesAlone:
 
     def align(self, source: FloatArray, target: FloatArray) -> "DeformableResult":
         """Match source (N, 3) with target (M, 3), metres."""
-        from lepard_ros.evaluation.deformable import DeformableResult
+        from lepard_ros.evaluation.deformable import matches_alone
 
         wall, cpu = time.perf_counter(), time.process_time()
         matches = self.matcher.match(source, target)
         seconds, cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
-        return DeformableResult(matches, None, len(matches.source) > 0, seconds, cpu_seconds, "matched")
+        return matches_alone(matches, seconds, cpu_seconds)
 
 
 def _finite(value: Any) -> Any:
@@ -206,32 +215,29 @@ def _finite(value: Any) -> Any:
 class DeformableBench:
     """Deformable pairs in 4DMatch's format: matches alone, without a warp."""
 
-    criterion = "NFMR over the true matches, IR at 0.04 m"
+    criterion = "NFMR as the authors, IR at 0.04 m"
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def pairs(self, count: int | None, seed: int) -> list[RigidPair]:
-        """The files as pairs; the motion of the camera alone is the truth that an oracle repositions by."""
-        from lepard_ros.learning.fourdmatch import load_pair
+        """The files as pairs; the rigid motion that fits the deformation best is the truth of the rigid oracle."""
+        from lepard_ros.evaluation.deformable import drawn
 
-        files = deformable_files(self.folder)
-        if count is not None and count < len(files):
-            drawn = np.random.default_rng(seed).choice(len(files), size=count, replace=False)
-            files = [files[i] for i in np.sort(drawn)]
+        files = drawn(evaluation_files(self.folder), count, seed)
         pairs = []
         for path in files:
             pair, name = load_pair(path), str(path.relative_to(self.folder))
-            pairs.append(RigidPair(name, name, path.parent.name, pair.transform, pair.overlap))
+            pairs.append(RigidPair(name, name, path.parent.name, best_rigid_fit(pair), pair.overlap))
         return pairs
 
     def evaluate(self, name: str, matcher: "Matcher", pair: RigidPair) -> Record:
         """Match the pair."""
         from lepard_ros.evaluation.deformable import evaluate_deformable
-        from lepard_ros.learning.fourdmatch import load_pair
 
-        with repositioned(name, matcher, pair):
-            record = evaluate_deformable(_MatchesAlone(matcher), load_pair(self.folder / pair.source))
+        bodies = load_pair(self.folder / pair.source)
+        with repositioned(name, matcher, pair, bodies.places):
+            record = evaluate_deformable(_MatchesAlone(matcher), bodies)
         return {key: _finite(value) for key, value in record.items()}
 
     def summarise(self, records: Sequence[Record]) -> dict[str, Any]:
@@ -245,6 +251,12 @@ class DeformableBench:
         from lepard_ros.evaluation.deformable import deformable_rows
 
         return deformable_rows(summaries)
+
+
+def best_rigid_fit(pair: DeformablePair) -> FloatArray:
+    """The motion (4, 4) that takes the source nearest to where its points truly went."""
+    source, warped = torch.from_numpy(pair.source), torch.from_numpy(pair.warped)
+    return kabsch(source, warped, torch.ones(len(source))).numpy()
 
 
 def open_bench(folder: Path, set_name: str) -> Bench:
@@ -278,7 +290,12 @@ def _work(job: _Job) -> Record:
     if _Worker.name != job.variant:
         _Worker.name, _Worker.matcher = job.variant, make_matcher(job.variant, job.weights)
     record = _Worker.bench.evaluate(job.variant, _Worker.matcher, job.pair)
-    return {**record, "variant": job.variant, "pair": job.pair.name, "identity": _Worker.matcher.weights_id}
+    return {
+        **record,
+        "variant": job.variant,
+        "pair": job.pair.name,
+        "identity": f"{DEFINITIONS} {_Worker.matcher.weights_id}",
+    }
 
 
 def run_variants(
@@ -289,43 +306,19 @@ def run_variants(
     jobs: int = 1,
     log: Path | None = None,
     progress: bool = True,
+    cluster: str | None = None,
 ) -> dict[str, list[Record]]:
     """The records of every variant on every pair; those already in the `log` are kept, new ones appended to it."""
-    identities = {name: make_matcher(name, weights).weights_id for name in names}
+    identities = {name: f"{DEFINITIONS} {make_matcher(name, weights).weights_id}" for name in names}
     done = {(r["variant"], r["pair"], r["identity"]): r for r in read_log(log) if "variant" in r}
     todo = [
         _Job(name, weights, pair) for name in names for pair in pairs if (name, pair.name, identities[name]) not in done
     ]
-    for record in with_progress(run_parallel(_work, todo, jobs, _start_worker, (bench,)), len(todo), progress):
+    results = run_parallel(_work, todo, jobs, _start_worker, (bench,), cluster)
+    for record in with_progress(results, len(todo), progress):
         done[(record["variant"], record["pair"], record["identity"])] = record
         append_log(log, record)
     return {name: [done[(name, pair.name, identities[name])] for pair in pairs] for name in names}
-
-
-def run_command(args: argparse.Namespace) -> int:
-    """`lepard evaluate ablation`."""
-    from lepard_ros.evaluation.command import log_path, stamp, write_json
-
-    names = choose_variants(args.variants)
-    if args.methods is None:
-        args.methods = ["lepard:deformable" if args.set_name == DEFORMABLE_SET else "lepard:rigid"]
-    weights = args.methods[0]
-    if len(args.methods) != 1 or not weights.startswith(LEPARD):
-        raise InputError("an ablation takes one method, lepard:<weights>.")
-    bench = open_bench(args.data, args.set_name)
-    pairs = bench.pairs(args.count, args.seed)
-    results = run_variants(names, weights, bench, pairs, args.jobs, log_path(args.json), not args.quiet)
-    summaries = {name: bench.summarise(records) for name, records in results.items()}
-    heading = f"{args.set_name}: {len(pairs)} pairs, seed {args.seed}, {weights}; {bench.criterion}."
-    rows, others = bench.rows(summaries), other_trainings(args.set_name)
-    print(f"{heading}\n\n{format_table(rows)}\n\n{others[0]}")
-    print("\n".join(f"  {line}" for line in others[1:]))
-    write_json(args.json, {**stamp(args), "set": args.set_name, "summaries": summaries, "records": results})
-    if args.report:
-        from lepard_ros.evaluation.report import ablation_report
-
-        print(f"report: {ablation_report(args.report, heading, rows, others, results)}")
-    return 0
 
 
 def other_trainings(set_name: str) -> list[str]:
@@ -351,10 +344,10 @@ def other_trainings(set_name: str) -> list[str]:
     return lines
 
 
-def choose_variants(wanted: list[str] | None) -> list[str]:
-    """The variants whose name begins with one of the wanted words; all without any."""
+def choose_variants(wanted: list[str] | None, set_name: str = DEFORMABLE_SET) -> list[str]:
+    """The variants whose name begins with one of the wanted words; without any, all that make sense for the set."""
     if wanted is None:
-        return list(VARIANTS)
+        return [name for name, v in VARIANTS.items() if set_name == DEFORMABLE_SET or v.placed != "deformed"]
     chosen = [name for name in VARIANTS if any(name.startswith(word) for word in wanted)]
     if not chosen:
         needs = [name for name in OTHER_WEIGHTS if any(name.startswith(word) for word in wanted)]

@@ -8,12 +8,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lepard_ros.cloud.open3d import import_open3d
 from lepard_ros.errors import InputError
-
-FloatArray = NDArray[np.floating]
+from lepard_ros.geometry.arrays import FloatArray
 
 GRID = 0.05  # metres
 RANSAC_ITERATIONS = 100_000

@@ -1,7 +1,6 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Deformable pairs in 4DMatch's format: matches and warps against the truth, with two baselines."""
 
-import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,24 +9,26 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from lepard_ros.data.fourdmatch import TEST_PARTS, DeformablePair, benchmark_of, load_pair
 from lepard_ros.errors import InputError
 from lepard_ros.evaluation import metrics
 from lepard_ros.evaluation.bootstrap import mean_interval
-from lepard_ros.evaluation.methods import LEPARD
-from lepard_ros.evaluation.readers import deformable_files
+from lepard_ros.evaluation.methods import LEPARD, use_published_grid
 from lepard_ros.evaluation.runner import Record, append_log, read_log, run_parallel, with_progress
 from lepard_ros.evaluation.symmetry import Mirror, count_mirrored, find_mirror
-from lepard_ros.evaluation.tables import by_method, format_table, interval, number, percent
-from lepard_ros.learning.fourdmatch import DeformablePair, load_pair
+from lepard_ros.evaluation.tables import by_method, interval, number, percent
+from lepard_ros.geometry.arrays import FloatArray
+from lepard_ros.geometry.flow import blend_flow
+from lepard_ros.geometry.voxel_grid import group_by_cell
 from lepard_ros.registration.types import Matches
 
-FloatArray = NDArray[np.floating]
 WarpFunction = Callable[[FloatArray], FloatArray]
 
+PUBLISHED_GRID = 0.01  # metres, of the clouds of 4DMatch
 NEAR = 0.04  # metres: a match or a recalled point is right within this, as in the paper
-LOW_OVERLAP = 0.45  # 4DLoMatch lies below, 4DMatch above
+DEFINITIONS = 2  # raised when a figure's definition changes: records of a log from before are measured again
+METRIC_SET, SEEN_SET = "metric_index", "points seen in both"  # on which points NFMR is measured
 SUBSAMPLE = 0.03  # metres: spacing at which a dense warp is read as matches
 CPD_POINTS = 1000  # per cloud: the cost grows with the cube
 BASELINES = ("n-icp", "cpd")
@@ -39,7 +40,8 @@ FILTERED = "+filter"  # a method's name ends so when its matches went through th
 class DeformableResult:
     """What a method made of a pair. warp: moves source points (N, 3) to the target's frame, or None.
 
-    seconds, cpu_seconds: from raw points to matches and warp. accepted: whether it calls the warp good.
+    seconds, cpu_seconds: from raw points to matches and warp. accepted: whether it calls the warp good. warped:
+    whether a warp was sought at all.
     """
 
     matches: Matches
@@ -48,6 +50,7 @@ class DeformableResult:
     seconds: float
     cpu_seconds: float
     status: str = ""
+    warped: bool = True
 
 
 class DeformableMethod(Protocol):
@@ -64,14 +67,15 @@ class LepardDeformable:
         from lepard_ros.matcher import Matcher
 
         self.matcher = Matcher.from_pretrained(weights)
+        use_published_grid(self.matcher, PUBLISHED_GRID)
         self.filtered, self.register = filtered, register
         if threshold is not None:
             self.matcher.config = replace(self.matcher.config, confidence_threshold=threshold)
 
     def align(self, source: FloatArray, target: FloatArray) -> DeformableResult:
         """Match, filter, warp. The warp always filters: that is how it is meant to be used."""
-        from lepard_ros.registration.match_filter import filter_matches
-        from lepard_ros.registration.nonrigid import chosen, warp_from_matches
+        from lepard_ros.registration.deformable.match_filter import chosen, filter_matches
+        from lepard_ros.registration.deformable.nonrigid import warp_from_matches
 
         wall, cpu = time.perf_counter(), time.process_time()
         matches = self.matcher.match(source, target)
@@ -80,8 +84,13 @@ class LepardDeformable:
         if self.filtered:
             matches = chosen(matches, filter_matches(matches))
         if warp is None:
-            return DeformableResult(matches, None, len(matches.source) > 0, seconds, cpu_seconds, "matched")
+            return matches_alone(matches, seconds, cpu_seconds)
         return DeformableResult(matches, warp if warp.ok else None, warp.ok, seconds, cpu_seconds, warp.status.name)
+
+
+def matches_alone(matches: Matches, seconds: float, cpu_seconds: float) -> DeformableResult:
+    """What a method that does not warp made of a pair."""
+    return DeformableResult(matches, None, len(matches.source) > 0, seconds, cpu_seconds, "matched", warped=False)
 
 
 class NearestNeighbourIcp:
@@ -89,13 +98,14 @@ class NearestNeighbourIcp:
 
     def align(self, source: FloatArray, target: FloatArray) -> DeformableResult:
         """Fit the graph without matches."""
-        from lepard_ros.cloud.normals import surface_normals
-        from lepard_ros.registration.graph import build_graph
-        from lepard_ros.registration.nonrigid import solve_nonrigid
+        from lepard_ros.registration.deformable.graph import build_graph
+        from lepard_ros.registration.deformable.nonrigid import solve_nonrigid
+        from lepard_ros.registration.deformable.surface_contact import thinned_surface
 
         wall, cpu = time.perf_counter(), time.process_time()
-        wide = np.asarray(target, dtype=np.float64)
-        warp = solve_nonrigid(build_graph(source), np.asarray(source, float), wide, surface_normals(wide))
+        graph = build_graph(source)
+        first, second = (thinned_surface(cloud, graph.coverage / 3) for cloud in (source, target))
+        warp = solve_nonrigid(graph, first, second)
         seconds, cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
         matches = matches_of_warp(warp, source, target)
         return DeformableResult(matches, warp, warp.ok, seconds, cpu_seconds, warp.status.name)
@@ -123,7 +133,7 @@ class CoherentPointDrift:
 
 def _nearest_flow(points: FloatArray, anchors: FloatArray, flow: FloatArray) -> FloatArray:
     """Points moved by the blended flow of the anchors, however far."""
-    return points + metrics.blend_flow(points, anchors, flow, radius=np.inf)[0]
+    return points + blend_flow(points, anchors, flow, radius=np.inf)
 
 
 def subsample(points: FloatArray, count: int) -> FloatArray:
@@ -137,8 +147,7 @@ def matches_of_warp(warp: WarpFunction, source: FloatArray, target: FloatArray) 
     """A dense warp read as matches: evenly spaced source points that land within 4 cm of the target."""
     from scipy.spatial import cKDTree
 
-    cubes = np.floor(np.asarray(source) / SUBSAMPLE).astype(np.int64)
-    even = np.asarray(source, dtype=np.float64)[np.unique(cubes, axis=0, return_index=True)[1]]
+    even = np.asarray(source, dtype=np.float64)[group_by_cell(np.asarray(source), SUBSAMPLE).first]
     landed = warp(even)
     near = cKDTree(target).query(landed)[0] < NEAR
     return Matches(even[near], landed[near], np.ones(int(near.sum())))
@@ -162,9 +171,9 @@ def make_deformable(name: str, threshold: float | None = None, register: bool = 
 def evaluate_deformable(method: DeformableMethod, pair: DeformablePair, mirror: Mirror | None = None) -> Record:
     """Align one pair and measure matches and warp. mirror: the body's, if it has one, to count mirrored matches."""
     result = method.align(pair.source, pair.target)
-    truth = pair.warped
-    seen = np.unique(pair.matches[:, 0])
-    moved = true_places(pair, result.matches.source)
+    truth, seen = pair.warped, pair.seen
+    metric = seen if pair.metric_index is None else pair.metric_index
+    moved = pair.places(np.asarray(result.matches.source, dtype=np.float64))
     recall = partial(
         metrics.nonrigid_matching_recall,
         matched_source=result.matches.source,
@@ -175,8 +184,9 @@ def evaluate_deformable(method: DeformableMethod, pair: DeformablePair, mirror: 
         "overlap": pair.overlap,
         "matches": len(result.matches.source),
         "inlier_ratio": metrics.inlier_ratio(moved, result.matches.target, NEAR),
-        "nfmr": recall(pair.source[seen], truth[seen]),
-        "nfmr_metric": recall(pair.source[pair.metric_index], truth[pair.metric_index]),
+        "nfmr": recall(pair.source[metric], truth[metric]),
+        "nfmr_set": SEEN_SET if pair.metric_index is None else METRIC_SET,
+        "nfmr_seen": recall(pair.source[seen], truth[seen]),
         "accepted": result.accepted,
         "status": result.status,
         "seconds": result.seconds,
@@ -185,20 +195,15 @@ def evaluate_deformable(method: DeformableMethod, pair: DeformablePair, mirror: 
     if mirror is not None:
         count = count_mirrored(mirror, moved, np.asarray(result.matches.target), pair.target)
         record |= {"mirrored": count.mirrored, "mirrored_by_chance": count.by_chance}
+    points = pair.source[seen].astype(float)
     if result.warp is not None:
-        errors = metrics.flow_errors(pair.source[seen], result.warp(pair.source[seen].astype(float)), truth[seen])
-        record |= errors._asdict()
+        record |= metrics.flow_errors(points, result.warp(points), truth[seen])._asdict()
+    if result.warped:
+        # Over all pairs, a refused warp counts as one that moves nothing: else refusing would make a row better.
+        landed = points if result.warp is None else result.warp(points)
+        errors = metrics.flow_errors(points, landed, truth[seen])
+        record |= {f"{name}_all": value for name, value in errors._asdict().items()}
     return record
-
-
-def true_places(pair: DeformablePair, points: FloatArray) -> FloatArray:
-    """Where points (K, 3) near the source truly went: as the source point nearest to each did."""
-    from scipy.spatial import cKDTree
-
-    if len(points) == 0:
-        return np.zeros((0, 3))
-    nearest = cKDTree(pair.source).query(points)[1]
-    return pair.warped[nearest] + (points - pair.source[nearest])
 
 
 @cache
@@ -235,8 +240,10 @@ _METHODS: dict[str, DeformableMethod] = {}
 def _work(job: _Job) -> Record:
     if job.row not in _METHODS:
         _METHODS[job.row] = make_deformable(job.method, job.threshold, job.register)
-    measured = evaluate_deformable(_METHODS[job.row], load_pair(job.path), mirror_of(job.path))
-    return {"method": job.row, "pair": job.pair, **{key: _jsonable(value) for key, value in measured.items()}}
+    pair = load_pair(job.path)
+    measured = evaluate_deformable(_METHODS[job.row], pair, mirror_of(job.path))
+    names = {"method": job.row, "pair": job.pair, "part": benchmark_of(job.path, pair)}
+    return {**names, **{key: _jsonable(value) for key, value in measured.items()}}
 
 
 def _jsonable(value: Any) -> Any:
@@ -251,6 +258,7 @@ def run_deformable(
     jobs: int = 1,
     log: Path | None = None,
     progress: bool = True,
+    cluster: str | None = None,
 ) -> list[Record]:
     """Evaluate every method (Lepard at every threshold, raw and filtered) on every file; resumed from the log."""
     every = [
@@ -263,7 +271,7 @@ def run_deformable(
     identities = {job.row: _identity(job) for job in {job.row: job for job in every}.values()}
     done = {(r["method"], r["pair"], r["identity"]): r for r in read_log(log)}
     todo = [job for job in every if (job.row, job.pair, identities[job.row]) not in done]
-    results = run_parallel(_work, todo, jobs, _METHODS.clear, ())
+    results = run_parallel(_work, todo, jobs, _METHODS.clear, (), cluster)
     for record in with_progress(results, len(todo), progress):
         record["identity"] = identities[record["method"]]
         done[(record["method"], record["pair"], record["identity"])] = record
@@ -271,26 +279,40 @@ def run_deformable(
     return [done[(job.row, job.pair, identities[job.row])] for job in every]
 
 
+def drawn(files: Sequence[Path], count: int | None, seed: int) -> list[Path]:
+    """`count` of the files, drawn with a seed, in their order; all without a count."""
+    if count is None or count >= len(files):
+        return list(files)
+    chosen_files = np.random.default_rng(seed).choice(len(files), size=count, replace=False)
+    return [files[i] for i in np.sort(chosen_files)]
+
+
 def _identity(job: _Job) -> str:
     """The weights behind a name, which may change."""
     method = make_deformable(job.method)
+    identity = f"definitions {DEFINITIONS} "
     if not isinstance(method, LepardDeformable):
-        return ""
-    return method.matcher.weights_id + (" with warps" if job.register else "")
+        return identity
+    return identity + method.matcher.weights_id + (" with warps" if job.register else "")
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
 
 
 def summarise_deformable(records: Sequence[Record]) -> dict[str, Any]:
-    """One row's records: means, with intervals for NFMR and IR; EPE and its kin over the warps there are."""
+    """One row's records: means, with intervals for NFMR and IR.
+
+    epe, acc5, acc10: over the accepted warps. epe_all and its kin: over all pairs, a refused warp counting as unmoved.
+    """
+    flow = [f"{name}{over}" for name in ("epe", "acc5", "acc10") for over in ("", "_all")]
     mean = {
         key: _mean([r[key] for r in records if r.get(key) is not None])
-        for key in ("matches", "nfmr_metric", "epe", "acc5", "acc10", "accepted", "seconds", "cpu_seconds")
+        for key in ("matches", "nfmr_seen", *flow, "accepted", "seconds", "cpu_seconds")
     }
     return {
         "pairs": len(records),
         "epe_median": _median([r["epe"] for r in records if r.get("epe") is not None]),
+        "nfmr_sets": sorted({r.get("nfmr_set", SEEN_SET) for r in records}),
         "nfmr": mean_interval([r["nfmr"] or 0.0 for r in records]),
         "inlier_ratio": mean_interval([r["inlier_ratio"] for r in records]),
         **_mirrored(records),
@@ -315,12 +337,9 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def deformable_tables(records: Sequence[Record]) -> dict[str, dict[str, dict[str, Any]]]:
-    """The summaries of every method above and below 45 % overlap, and of all pairs."""
-    parts = {
-        "overlap >= 45 % (as 4DMatch)": [r for r in records if r["overlap"] >= LOW_OVERLAP],
-        "overlap < 45 % (as 4DLoMatch)": [r for r in records if r["overlap"] < LOW_OVERLAP],
-        "all pairs": list(records),
-    }
+    """The summaries of every method on the pairs of 4DMatch, of 4DLoMatch (below 45 % overlap), and on all."""
+    parts = {part: [r for r in records if r["part"] == part] for part in TEST_PARTS}
+    parts["all pairs"] = list(records)
     return {
         title: {name: summarise_deformable(own) for name, own in by_method(part).items()}
         for title, part in parts.items()
@@ -330,8 +349,9 @@ def deformable_tables(records: Sequence[Record]) -> dict[str, dict[str, dict[str
 
 def deformable_rows(summaries: dict[str, dict[str, Any]]) -> list[list[str]]:
     """The table's rows, the first is the header."""
-    header = ["method", "pairs", "matches", "NFMR % [95 %]", "IR % [95 %]", "mirrored (chance) %", "NFMR metric %",
-              "EPE cm", "median", "Acc5 %", "Acc10 %", "accepted %", "s/pair", "CPU s/pair"]  # fmt: skip
+    header = ["method", "pairs", "matches", "NFMR % [95 %]", "IR % [95 %]", "mirrored (chance) %", "NFMR seen %",
+              "EPE cm all", "Acc5 %", "Acc10 %", "accepted %", "EPE cm accepted", "median", "s/pair",
+              "CPU s/pair"]  # fmt: skip
     return [header] + [
         [
             name,
@@ -340,11 +360,13 @@ def deformable_rows(summaries: dict[str, dict[str, Any]]) -> list[list[str]]:
             interval(s["nfmr"]),
             interval(s["inlier_ratio"]),
             " ".join([percent(s["mirrored"]), f"({percent(s['mirrored_by_chance'])})"]),
-            percent(s["nfmr_metric"]),
-            *(number(None if s[key] is None else 100 * s[key]) for key in ("epe", "epe_median")),
-            percent(s["acc5"]),
-            percent(s["acc10"]),
+            percent(s["nfmr_seen"]),
+            _centimetres(s["epe_all"]),
+            percent(s["acc5_all"]),
+            percent(s["acc10_all"]),
             percent(s["accepted"]),
+            _centimetres(s["epe"]),
+            _centimetres(s["epe_median"]),
             number(s["seconds"], 2),
             number(s["cpu_seconds"], 2),
         ]
@@ -352,35 +374,21 @@ def deformable_rows(summaries: dict[str, dict[str, Any]]) -> list[list[str]]:
     ]
 
 
+def _centimetres(metres: float | None) -> str:
+    return number(None if metres is None else 100 * metres)
+
+
+def definition_line(summaries: dict[str, dict[str, Any]]) -> str:
+    """Which points NFMR was measured on, and what the errors of the warps are over."""
+    sets = sorted({name for s in summaries.values() for name in s["nfmr_sets"]})
+    return (
+        f"NFMR over {' or '.join(sets)}, as the authors; NFMR seen: over points seen in both. IR at {NEAR} m. "
+        "EPE, Acc5, Acc10 over all pairs: a refused warp counts as unmoved."
+    )
+
+
 def mirror_line(summaries: dict[str, dict[str, Any]]) -> str:
     """On how many pairs the mirrored matches could be counted."""
     known, pairs = (max(s[key] for s in summaries.values()) for key in ("symmetric_pairs", "pairs"))
     rest = f"; the other {pairs - known} are not symmetric enough to say" if known < pairs else ""
     return f"mirrored: share of matches on the mirrored limb, counted on {known} of {pairs} pairs{rest}."
-
-
-def run_command(args: argparse.Namespace) -> int:
-    """`lepard evaluate 4dmatch`."""
-    from lepard_ros.evaluation.command import log_path, stamp, write_json
-
-    files = deformable_files(args.data)
-    if args.count is not None and args.count < len(files):
-        drawn = np.random.default_rng(args.seed).choice(len(files), size=args.count, replace=False)
-        files = [files[i] for i in np.sort(drawn)]
-    for name in args.methods:
-        make_deformable(name)
-    log = log_path(args.json)
-    records = run_deformable(
-        files, args.methods, args.thresholds, args.register, args.jobs, log, progress=not args.quiet
-    )
-    tables = deformable_tables(records)
-    for title, summaries in tables.items():
-        print(f"\n{title}: NFMR over the true matches, IR at {NEAR} m\n")
-        print(format_table(deformable_rows(summaries)))
-        print(f"\n{mirror_line(summaries)}")
-    write_json(args.json, {**stamp(args), "seed": args.seed, "tables": tables, "records": records})
-    if args.report:
-        from lepard_ros.evaluation.report import deformable_report
-
-        print(f"report: {deformable_report(args.report, files, args.methods, records)}")
-    return 0

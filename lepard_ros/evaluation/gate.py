@@ -5,20 +5,18 @@ The rooms need no files and are the same everywhere: procedural furniture, fixed
 `lepard evaluate gate` prints a score, to be recorded here when weights are shipped.
 """
 
-import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lepard_ros.evaluation import metrics
+from lepard_ros.geometry.arrays import FloatArray
 
 if TYPE_CHECKING:
-    from lepard_ros.learning.shards import Shard
     from lepard_ros.matcher import EncodedCloud, Matcher
+    from lepard_ros.synthesis.shards import Shard
 
-FloatArray = NDArray[np.floating]
 
 ROOM_SEEDS = (910_001, 910_002, 910_003)
 PAIRS_PER_ROOM = 12
@@ -82,8 +80,8 @@ class GatePair(NamedTuple):
 
 def gate_rooms() -> "list[Shard]":
     """The rooms, rendered anew: a few seconds."""
-    from lepard_ros.learning.meshes import load_library
-    from lepard_ros.learning.shards import make_room
+    from lepard_ros.synthesis.meshes import load_library
+    from lepard_ros.synthesis.shards import make_room
 
     return [make_room(seed, load_library(None)) for seed in ROOM_SEEDS]
 
@@ -128,18 +126,3 @@ def run_gate(matcher: "Matcher", rooms: "list[Shard]") -> GateScore:
     solved = (table[:, 0] < ROTATION) & (table[:, 1] < TRANSLATION)
     medians = np.median(table[solved], axis=0) if solved.any() else np.full(2, np.nan)
     return GateScore(float(solved.mean()), float(np.mean(false_accepts)), float(medians[0]), float(medians[1]))
-
-
-def run_command(args: argparse.Namespace) -> int:
-    """`lepard evaluate gate`: print the score; exit code 1 when it is worse than recorded."""
-    from lepard_ros.matcher import Matcher
-
-    score = run_gate(Matcher.from_pretrained(args.weights), gate_rooms())
-    print(score)
-    recorded = RECORDED.get(args.weights)
-    if recorded is None:
-        print(f"no score is recorded for {args.weights}: put this one into RECORDED in {__name__}.")
-        return 0
-    failures = score.failures(recorded)
-    print("\n".join(failures) or "not worse than recorded.")
-    return 1 if failures else 0

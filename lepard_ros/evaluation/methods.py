@@ -3,7 +3,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -11,14 +11,16 @@ from numpy.typing import NDArray
 
 from lepard_ros.errors import InputError
 from lepard_ros.evaluation.baselines import RIGID_BASELINES, Guess
+from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.registration.types import Matches
 
 if TYPE_CHECKING:
     from lepard_ros.matcher import Matcher
 
-FloatArray = NDArray[np.floating]
 
 LEPARD = "lepard:"
+# How a motion is found from Lepard's matches: by ours, which refuses what it cannot trust, or as in the paper.
+ESTIMATORS = ("ours", "ransac", "ransac+icp")
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,13 @@ class BaselineMethod:
 class LepardMethod:
     """The matcher, end to end and alone: encode both clouds, match, register."""
 
-    def __init__(self, matcher: "Matcher") -> None:
-        self.matcher = matcher
+    def __init__(self, matcher: "Matcher", estimator: str = "ours") -> None:
+        self.matcher, self.estimator = matcher, estimator
 
     def register(self, source: FloatArray, target: FloatArray) -> MethodResult:
-        """Register with `Matcher.register`."""
+        """Register with `Matcher.register`, or from its matches as the paper does."""
+        if self.estimator != "ours":
+            return self._as_in_the_paper(source, target)
         wall, cpu = time.perf_counter(), time.process_time()
         result = self.matcher.register(source, target)
         return MethodResult(
@@ -87,10 +91,47 @@ class LepardMethod:
             stages=dict(result.seconds),
         )
 
+    def _as_in_the_paper(self, source: FloatArray, target: FloatArray) -> MethodResult:
+        """RANSAC over the matches, and maybe ICP: a motion for every pair, never refused."""
+        from lepard_ros.evaluation.ransac import ransac, refine_icp
+
+        wall, cpu = time.perf_counter(), time.process_time()
+        matches = self.matcher.match(source, target)
+        matched = time.perf_counter() - wall
+        transform = ransac(matches)
+        if self.estimator == "ransac+icp":
+            transform = refine_icp(transform, source, target)
+        seconds, cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
+        stages = {"match": matched, "estimate": seconds - matched}
+        return MethodResult(transform, True, seconds, cpu_seconds, self.estimator, matches, stages=stages)
+
+
+def split_estimator(name: str) -> tuple[str, str]:
+    """The weights and the estimator of a Lepard method's name.
+
+    >>> split_estimator("lepard:rigid"), split_estimator("lepard:rigid+ransac+icp")
+    (('rigid', 'ours'), ('rigid', 'ransac+icp'))
+    """
+    weights = name.removeprefix(LEPARD)
+    for estimator in sorted(ESTIMATORS[1:], key=len, reverse=True):
+        if weights.endswith(f"+{estimator}"):
+            return weights.removesuffix(f"+{estimator}"), estimator
+    return weights, "ours"
+
+
+def with_estimators(names: list[str], estimators: list[str]) -> list[str]:
+    """The methods with each of Lepard's once for each estimator.
+
+    >>> with_estimators(["lepard:rigid", "icp"], ["ours", "ransac"])
+    ['lepard:rigid', 'lepard:rigid+ransac', 'icp']
+    """
+    rows = {name: [name if e == "ours" else f"{name}+{e}" for e in estimators] for name in names}
+    return [row for name in names for row in (rows[name] if name.startswith(LEPARD) else [name])]
+
 
 def method_names() -> str:
     """The names a person may give, for help and errors."""
-    return ", ".join(["lepard:rigid", "lepard:<weights>", *RIGID_BASELINES])
+    return ", ".join(["lepard:rigid", "lepard:<weights>", "lepard:<weights>+ransac", *RIGID_BASELINES])
 
 
 def check_method_names(names: list[str]) -> None:
@@ -100,11 +141,23 @@ def check_method_names(names: list[str]) -> None:
         raise InputError(f"unknown method {', '.join(unknown) or '(none given)'}: choose from {method_names()}.")
 
 
-def make_method(name: str) -> Method:
-    """The method of that name, ready to run: "lepard:<name or path of weights>" or a baseline."""
+def use_published_grid(matcher: "Matcher", grid: float | None) -> None:
+    """Take clouds as they are where the set was published on the very grid (metres) of the network: the paper's."""
+    if grid is not None and matcher.config.grid == grid:
+        matcher.settings = replace(matcher.settings, gridded=True)
+
+
+def make_method(name: str, published_grid: float | None = None) -> Method:
+    """The method of that name, ready to run: "lepard:<name or path of weights>" or a baseline.
+
+    published_grid: metres, of the clouds that it will see, if they are on one.
+    """
     check_method_names([name])
     if not name.startswith(LEPARD):
         return BaselineMethod(name)
     from lepard_ros.matcher import Matcher
 
-    return LepardMethod(Matcher.from_pretrained(name.removeprefix(LEPARD)))
+    weights, estimator = split_estimator(name)
+    matcher = Matcher.from_pretrained(weights)
+    use_published_grid(matcher, published_grid)
+    return LepardMethod(matcher, estimator)

@@ -10,13 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
 
-FloatArray = NDArray[np.floating]
+from lepard_ros.geometry.arrays import FloatArray
+from lepard_ros.geometry.flow import blend_flow
 
 RECALL_RMSE = 0.2  # metres: the registration recall of 3DMatch
-FLOW_NEIGHBOURS = 3  # anchors whose flow is blended for NFMR
-FLOW_RADIUS = 0.1  # metres: anchors farther away do not speak for a point
+MIN_MATCHES = 3  # with fewer, the authors count an inlier ratio of 0
 
 
 def transform_points(transform: FloatArray, points: FloatArray) -> FloatArray:
@@ -118,12 +117,12 @@ def recall(successes: Sequence[bool], scenes: Sequence[str]) -> Recall:
 def inlier_ratio(moved_source: FloatArray, target: FloatArray, threshold: float) -> float:
     """IR: the share of matches whose truly moved source (M, 3) lies within `threshold` metres of the target (M, 3).
 
-    No match at all has the ratio 0: a method is not rewarded for silence.
+    Fewer than three matches have the ratio 0, as in the authors' code: a method is not rewarded for silence.
 
-    >>> inlier_ratio(np.zeros((2, 3)), np.array([[0.0, 0, 0.05], [0, 0, 0.5]]), 0.1)
+    >>> inlier_ratio(np.zeros((4, 3)), np.array([[0.0, 0, 0.05], [0, 0, 0.5], [0, 0, 0], [0, 1, 0]]), 0.1)
     0.5
     """
-    if len(moved_source) == 0:
+    if len(moved_source) < MIN_MATCHES:
         return 0.0
     return float(np.mean(np.linalg.norm(moved_source - target, axis=1) < threshold))
 
@@ -137,55 +136,7 @@ def feature_matching_recall(ratios: Sequence[float], threshold: float = 0.05) ->
     return float(np.mean(np.asarray(ratios, dtype=float) > threshold)) if len(ratios) else float("nan")
 
 
-def overlap_ratio(source: FloatArray, target: FloatArray, transform: FloatArray, distance: float) -> float:
-    """The share of the moved source (N, 3) that has a target point (M, 3) within `distance` metres.
-
-    >>> line = np.arange(4.0)[:, None] * [1.0, 0, 0]
-    >>> overlap_ratio(line, line[:1], np.eye(4), 0.1)
-    0.25
-    """
-    return float(np.mean(overlap_mask(source, target, transform, distance))) if len(source) else 0.0
-
-
-def overlap_mask(source: FloatArray, target: FloatArray, transform: FloatArray, distance: float) -> NDArray[np.bool_]:
-    """Which source points (N,) have a target point within `distance` metres after the motion.
-
-    >>> overlap_mask(np.array([[0.0, 0, 0], [1, 0, 0]]), np.zeros((1, 3)), np.eye(4), 0.1).tolist()
-    [True, False]
-    """
-    if len(source) == 0 or len(target) == 0:
-        return np.zeros(len(source), dtype=bool)
-    nearest, _ = cKDTree(target).query(transform_points(transform, source), distance_upper_bound=distance)
-    return np.isfinite(nearest)
-
-
 # --- deformation -----------------------------------------------------------------------------------------------------
-
-
-def blend_flow(
-    points: FloatArray,
-    anchors: FloatArray,
-    flow: FloatArray,
-    radius: float = FLOW_RADIUS,
-) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """The flow (N, 3) at `points` (N, 3), blended from that of the three nearest anchors (M, 3) by inverse distance.
-
-    Anchors beyond `radius` metres are ignored. Also returns which points had an anchor at all (N,); the others get 0.
-
-    >>> anchors = np.array([[0.0, 0, 0], [0.09, 0, 0]]); flow = np.array([[0.0, 0, 0], [3, 0, 0]])
-    >>> values, known = blend_flow(np.array([[0.06, 0.0, 0.0], [5, 5, 5]]), anchors, flow)
-    >>> values.round(6).tolist(), known.tolist()
-    ([[2.0, 0.0, 0.0], [0.0, 0.0, 0.0]], [True, False])
-    """
-    if len(anchors) == 0 or len(points) == 0:
-        return np.zeros((len(points), 3)), np.zeros(len(points), dtype=bool)
-    distance, index = cKDTree(anchors).query(points, k=FLOW_NEIGHBOURS, distance_upper_bound=radius)
-    weight = np.where(np.isfinite(distance), 1 / np.maximum(distance, 1e-10), 0.0)
-    total = weight.sum(axis=1, keepdims=True)
-    # A missing neighbour has the index M: any real one will do, its weight is zero.
-    values = flow[np.minimum(index, len(anchors) - 1)]
-    blended = (weight[..., None] * values).sum(axis=1) / np.where(total > 0, total, 1.0)
-    return blended, total[:, 0] > 0
 
 
 def nonrigid_matching_recall(
@@ -194,21 +145,22 @@ def nonrigid_matching_recall(
     matched_source: FloatArray,
     matched_target: FloatArray,
     threshold: float = 0.04,
-    radius: float = FLOW_RADIUS,
 ) -> float:
-    """NFMR: the share of true matches (points (N, 3) -> truth (N, 3)) that the predicted matches' flow recovers.
+    """NFMR: the share of points (N, 3), truly at `truth` (N, 3), that the flow of the predicted matches recovers.
 
-    The flow of the predicted matches (M, 3) -> (M, 3) is blended at each point as in `blend_flow`; a point without an
-    anchor within `radius` is not recalled.
+    The flow of the predicted matches (M, 3) -> (M, 3) is blended at each point as in `blend_flow`. Without matches
+    nothing is recovered.
 
     >>> grid = np.arange(30.0).reshape(10, 3)
-    >>> nonrigid_matching_recall(grid, grid + 1, grid[:4], grid[:4] + 1)
+    >>> nonrigid_matching_recall(grid, grid * 2, grid[:4], grid[:4] * 2)
     0.4
     """
     if len(points) == 0:
         return float("nan")
-    flow, known = blend_flow(points, matched_source, matched_target - matched_source, radius)
-    return float(np.mean(known & (np.linalg.norm(points + flow - truth, axis=1) < threshold)))
+    if len(matched_source) == 0:
+        return 0.0
+    flow = blend_flow(points, matched_source, matched_target - matched_source)
+    return float(np.mean(np.linalg.norm(points + flow - truth, axis=1) < threshold))
 
 
 class FlowErrors(NamedTuple):

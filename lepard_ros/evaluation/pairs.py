@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lepard_ros.data.readers import DepthSequence, PairSource, RigidPair, open_set
 from lepard_ros.errors import InputError
 from lepard_ros.evaluation import metrics
 from lepard_ros.evaluation.methods import LEPARD, LepardMethod, Method, MethodResult, check_method_names, make_method
-from lepard_ros.evaluation.readers import DepthSequence, PairSource, RigidPair, open_set
 from lepard_ros.evaluation.runner import Record, append_log, read_log, run_parallel, with_progress
+from lepard_ros.geometry.arrays import FloatArray
+from lepard_ros.geometry.overlap import overlap_mask
 
-FloatArray = NDArray[np.floating]
-
+PUBLISHED_GRID = 0.025  # metres, of the fragments of 3DMatch
 INLIER_DISTANCE = 0.1  # metres: a right match, as in the paper
-LEAST_POINTS = 10  # of a cloud of a pair
+MIN_POINTS = 10  # of a cloud of a pair
 RMSE_DISTANCE = 0.05  # metres: a source point has a true partner in the target
 
 
@@ -26,7 +27,7 @@ RMSE_DISTANCE = 0.05  # metres: a source point has a true partner in the target
 class Task:
     """What to evaluate: a set in a folder, methods by name, how many pairs, drawn with which seed.
 
-    camera_file: of a depth sequence, instead of what its folder says.
+    camera_file: of a depth sequence, instead of what its folder says. cluster: address of a Dask scheduler.
     """
 
     folder: Path
@@ -36,6 +37,12 @@ class Task:
     seed: int = 0
     jobs: int = 1
     camera_file: Path | None = None
+    cluster: str | None = None
+
+    @property
+    def published_grid(self) -> float | None:
+        """Metres, of the grid on which the set's clouds are published, or None for raw ones."""
+        return None if self.set_name == "tum" else PUBLISHED_GRID
 
     def open(self) -> PairSource:
         """The pairs and their clouds."""
@@ -52,13 +59,14 @@ def run_pairs(task: Task, log: Path | None = None, progress: bool = True) -> tup
     identities = {name: _identity(name) + _camera_identity(source) for name in task.methods}
     pairs = _recorded_pairs(task, log) or _draw_and_record(task, source, log)
     done = {_key(record): record for record in read_log(log) if "method" in record}
+    # Pair by pair: a run that was stopped has every method on the same pairs.
     todo = [
         (name, pair)
-        for name in task.methods
         for pair in pairs
+        for name in task.methods
         if (name, identities[name], pair.source, pair.target) not in done
     ]
-    results = run_parallel(_work, todo, task.jobs, _start_worker, (source,))
+    results = run_parallel(_work, todo, task.jobs, _start_worker, (source, task.published_grid), task.cluster)
     for record in with_progress(results, len(todo), progress):
         record["identity"] = identities[record["method"]]
         done[_key(record)] = record
@@ -92,15 +100,15 @@ def evaluate_pair(name: str, method: Method, source: PairSource, pair: RigidPair
 def _whole_cloud(source: PairSource, key: str) -> FloatArray:
     """A cloud (N, 3) that can be registered: not every method survives an empty one."""
     points = source.cloud(key)
-    if len(points) < LEAST_POINTS:
-        raise InputError(f"the cloud {key} has {len(points)} points, but a pair needs {LEAST_POINTS} of each.")
+    if len(points) < MIN_POINTS:
+        raise InputError(f"the cloud {key} has {len(points)} points, but a pair needs {MIN_POINTS} of each.")
     return points
 
 
 def _errors(result: MethodResult, pair: RigidPair, source: FloatArray, target: FloatArray) -> Record:
     """The errors of a result against the truth."""
     assert pair.truth is not None
-    common = source[metrics.overlap_mask(source, target, pair.truth, RMSE_DISTANCE)]
+    common = source[overlap_mask(source, target, pair.truth, RMSE_DISTANCE)]
     errors: Record = {
         "rre": metrics.rotation_error(result.transform, pair.truth),
         "rte": metrics.translation_error(result.transform, pair.truth),
@@ -192,15 +200,16 @@ class _Worker:
     """What a process keeps between pairs: the clouds' source and the methods it has made."""
 
     source: PairSource
+    published_grid: float | None
     methods: dict[str, Method]
 
 
-def _start_worker(source: PairSource) -> None:
-    _Worker.source, _Worker.methods = source, {}
+def _start_worker(source: PairSource, published_grid: float | None) -> None:
+    _Worker.source, _Worker.published_grid, _Worker.methods = source, published_grid, {}
 
 
 def _work(job: tuple[str, RigidPair]) -> Record:
     name, pair = job
     if name not in _Worker.methods:
-        _Worker.methods[name] = make_method(name)
+        _Worker.methods[name] = make_method(name, _Worker.published_grid)
     return evaluate_pair(name, _Worker.methods[name], _Worker.source, pair)

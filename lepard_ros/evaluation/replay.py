@@ -1,10 +1,7 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""`lepard replay BAG`: the tracker over a recorded bag, every frame in order, without ROS."""
+"""The tracker over a recorded bag, every frame in order, without ROS."""
 
-import argparse
 import csv
-import errno
-import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -16,24 +13,18 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from lepard_ros.cloud.ranges import FARTHEST, NEAREST, crop_range
+from lepard_ros.data.bag_reader import Bag, BagFrame
+from lepard_ros.data.trajectories import Trajectory, TrajectoryError, compare
 from lepard_ros.errors import InputError
-from lepard_ros.evaluation.bag_reader import Bag, BagFrame, open_bag
-from lepard_ros.evaluation.trajectories import Trajectory, TrajectoryError, compare, write_tum
-from lepard_ros.registration.types import FloatArray, Registration
+from lepard_ros.geometry.arrays import FloatArray
+from lepard_ros.registration.types import Registration
 from lepard_ros.tracking.input_guard import InputGuard
 from lepard_ros.tracking.rigid import RigidTracker
-from lepard_ros.tracking.track import Track, TrackerSettings, TrackingState
+from lepard_ros.tracking.track import Track, TrackingState
 
 if TYPE_CHECKING:
     from lepard_ros.matcher import Matcher
 
-HELP = """track a recorded bag, every frame in order
-
-Reads clouds (or depth images with camera info) from a rosbag2 (mcap, sqlite3) or a ROS 1 bag, tracks the sensor and
-writes to the output folder: trajectory.tum (as published), corrected.tum (after loop closures), status.csv, map.ply,
-pictures, and with a truth in the bag (a pose topic, odometry or TF) its error, ATE and RPE."""
-
-TRUTH_HELP = "true poses: a topic, TF, or a file in TUM format (default: /ground_truth if it is there, else TF)"
 FALSE_POSE = 0.5  # metres: a pose that is further from the truth than this, and was published, is a false one
 EXAMPLES = 4
 STATUS_COLUMNS = (
@@ -73,53 +64,6 @@ class Replay:
         return len(self.published()) / max(len(self.tracks), 1)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `lepard replay`."""
-    parser.add_argument("bag", type=Path, help="rosbag2 directory, .mcap, .db3 or ROS 1 .bag")
-    parser.add_argument("--output", type=Path, default=Path("replay_output"), help="folder (default replay_output)")
-    parser.add_argument("--topic", help="of the clouds or depth images (default: the only one there is)")
-    parser.add_argument("--truth", metavar="TOPIC|TF|FILE", help=TRUTH_HELP)
-    parser.add_argument("--weights", default="rigid", help="rigid, a .safetensors file, or fpfh for no network")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default auto)")
-    parser.add_argument("--grid", type=float, help="metres between matched points (default: as the weights)")
-    parser.add_argument("--every", type=int, default=1, help="use every n-th frame (default 1)")
-    parser.add_argument("--min-range", type=float, default=NEAREST, help=f"metres, as the node's (default {NEAREST})")
-    parser.add_argument("--max-range", type=float, default=FARTHEST, help=f"metres, as the node's (default {FARTHEST})")
-    parser.add_argument("--map", type=Path, help="start in this saved map or cloud file")
-    parser.add_argument("--save-map", type=Path, help="save the map to this directory")
-    parser.add_argument("--localise", action="store_true", help="do not add to the map")
-    parser.add_argument("--fallback", choices=("none", "fpfh"), default="none", help="when all matches are refused")
-    parser.add_argument("--no-pictures", action="store_true", help="write no pictures")
-    parser.add_argument("--report", type=Path, metavar="DIR", help="write a self-contained page DIR/index.html")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Replay a bag and write what came of it."""
-    if args.every < 1:
-        raise InputError(f"--every is {args.every}; it must be 1 or more.")
-    if not 0 <= args.min_range < args.max_range:
-        raise InputError(f"--min-range {args.min_range} and --max-range {args.max_range} leave no point.")
-    settings = TrackerSettings(mapping=not args.localise, fallback=args.fallback)
-    with open_bag(args.bag) as bag:
-        topic = bag.cloud_topic(args.topic)
-        bag.truth_topic(args.truth)  # before the weights are loaded
-        prepare_output(args.output)
-        matcher = load_matcher(args.weights, args.device, args.grid)
-        tracker = RigidTracker.load(args.map, matcher, settings) if args.map else RigidTracker(matcher, settings)
-        ranges = args.min_range, args.max_range
-        replay = replay_bag(bag, tracker, topic, truth_topic=args.truth, every=args.every, ranges=ranges, progress=True)
-    write_results(replay, tracker, args.output, pictures=not args.no_pictures)
-    if args.save_map:
-        tracker.save(args.save_map)
-    print(summary(replay, tracker))
-    print(f"Written to {args.output}")
-    if args.report:
-        from lepard_ros.evaluation.report import replay_report
-
-        print(f"report: {replay_report(args.report, args.bag.name, replay, tracker)}")
-    return 0
-
-
 def load_matcher(weights: str, device: str = "auto", grid: float | None = None) -> "Matcher":
     """The matcher of a weights name; "fpfh" is one without a network. grid: metres, or the weights' own."""
     if weights == "fpfh":
@@ -154,17 +98,17 @@ def replay_bag(
 
 
 def _track_all(frames: Iterable[BagFrame], tracker: RigidTracker, example_every: int) -> Replay:
-    """Every frame through the tracker; the node's own guard says which are left out and where tracking starts over."""
+    """Every frame through the tracker; the node's own guard says which are left out and where the input changed."""
     replay, guard = Replay(), InputGuard()
     for frame in frames:
         try:
             # Without a frame no transform could be published, but there is none here; the bag's time is the clock.
-            reset = guard.check(frame.stamp_ns, frame.frame_id or "sensor", frame.stamp_ns)
+            change = guard.check(frame.stamp_ns, frame.frame_id or "sensor", frame.stamp_ns)
         except InputError:
             replay.left_out += 1
             continue
-        if reset is not None:
-            tracker.reset()
+        if change is not None:
+            tracker.relocalise()
         started = time.process_time()
         track = tracker.process(frame.points, frame.stamp_ns * 1e-9)
         replay.seconds += time.process_time() - started
@@ -181,36 +125,6 @@ def _example(track: Track, frame: BagFrame, tracker: RigidTracker) -> list[Examp
     points = points[np.isfinite(points).all(axis=1)]
     thinned = points[:: max(len(points) // 6000, 1)]
     return [Example(track.stamp, thinned, tracker.keyframes[track.keyframe_id].surface.points, track.registration)]
-
-
-def prepare_output(output: Path) -> None:
-    """Make the folder, or say why it cannot be."""
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        if not os.access(output, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise InputError(f"{output} cannot be written ({error.strerror}); name another --output.") from error
-
-
-def write_results(replay: Replay, tracker: RigidTracker, output: Path, *, pictures: bool = True) -> None:
-    """Write trajectories, the status of every frame, the map and the pictures."""
-    from lepard_ros.cloud.files import write_cloud
-
-    prepare_output(output)
-    write_tum(output / "trajectory.tum", replay.published())
-    write_tum(output / "corrected.tum", Trajectory(*tracker.path()))
-    if replay.truth is not None:
-        write_tum(output / "truth.tum", replay.truth)
-    write_status(output / "status.csv", replay.tracks)
-    (output / "summary.txt").write_text(summary(replay, tracker) + "\n")
-    map_points = tracker.map_points(0.02)
-    if len(map_points):
-        write_cloud(output / "map.ply", map_points)
-    if pictures:
-        from lepard_ros.evaluation.replay_pictures import draw_replay, save_pictures
-
-        save_pictures(draw_replay(replay, map_points, error_of(replay)), output)
 
 
 def write_status(path: Path, tracks: list[Track]) -> None:

@@ -1,19 +1,25 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Work through a list in several processes, with every result one line of JSON, so that a run can be resumed."""
+"""Work through a list in several processes or on a cluster, every result one line of JSON: a run can be resumed."""
 
 import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context, parent_process
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
+from lepard_ros.data.workers import connect, end_with_parent
 from lepard_ros.errors import InputError
 
 Record = dict[str, Any]
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -42,7 +48,7 @@ def append_log(log: Path | None, record: Record) -> None:
         return
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
-        if log.exists() and not log.read_bytes().endswith(b"\n"):
+        if log.exists() and not _ends_whole(log):
             whole = log.read_text(encoding="utf-8").splitlines(keepends=True)[:-1]
             log.write_text("".join(whole), encoding="utf-8")
         with log.open("a", encoding="utf-8") as file:
@@ -51,46 +57,91 @@ def append_log(log: Path | None, record: Record) -> None:
         raise InputError(f"{log} cannot be written ({error.strerror}): give another --json file.") from error
 
 
+def _ends_whole(log: Path) -> bool:
+    """Whether the last line of a log is complete."""
+    with log.open("rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return True
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"
+
+
 def run_parallel(
-    work: Callable[[Item], Record],
+    work: Callable[[Item], Result],
     items: Sequence[Item],
     jobs: int,
     start: Callable[..., None],
     start_arguments: tuple[Any, ...],
-) -> Iterator[Record]:
-    """The records of `items` in their order, from this process or from several; `start` prepares each process.
+    cluster: str | None = None,
+) -> Iterator[Result]:
+    """The results of `items` as they are finished, from this process, from several, or from a Dask cluster.
 
-    One thread per process: items run side by side, and a time per item means the same for every method.
+    start: prepares each process, with small arguments. cluster: address of a Dask scheduler; a task whose worker dies
+    is given to another one, and every item is yielded once. One thread per process: items run side by side, and a time
+    per item means the same for every method.
     """
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))  # inherited by the processes below
-    if jobs <= 1 or len(items) < 2:
+    if cluster is None and (jobs <= 1 or len(items) < 2):
         _start(start, start_arguments)
         yield from map(work, items)
         return
-    # Spawned, not forked: threads of torch and Open3D do not survive a fork.
-    context = get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, initializer=_start, initargs=(start, start_arguments)) as pool:
-        yield from pool.map(work, items)
+    with _executor(jobs, start, start_arguments, cluster) as pool:
+        wrapped = work if cluster is None else partial(_on_worker, uuid4().hex, start, start_arguments, work)
+        futures: list[Future[Result]] = [pool.submit(wrapped, item) for item in items]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        except BrokenProcessPool as error:
+            raise InputError("a worker process was killed (out of memory?): run again with fewer --jobs.") from error
+        finally:
+            for future in futures:  # an interrupted run must not wait for what it no longer wants
+                future.cancel()
 
 
-def end_with_parent() -> None:
-    """Let this process of a pool end when the one that started it is killed; it would work on, then wait for ever."""
-    parent = parent_process()
-    if parent is not None:
-        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+@contextmanager
+def _executor(
+    jobs: int, start: Callable[..., None], arguments: tuple[Any, ...], cluster: str | None
+) -> Iterator[Executor]:
+    """Local processes, or the workers of a cluster: both have the interface of concurrent.futures."""
+    if cluster is None:
+        # Spawned, not forked: threads of torch and Open3D do not survive a fork.
+        context = get_context("spawn")
+        with ProcessPoolExecutor(jobs, context, initializer=_start, initargs=(start, arguments)) as pool:
+            yield pool
+        return
+    with connect(cluster) as client:
+        yield client.get_executor(pure=False)
 
 
-def _end_after(parent: Any) -> None:
-    parent.join()
-    os._exit(1)
+class _Prepared:
+    """Which run a worker of a cluster is prepared for; its threads take turns, since a matcher is not to be shared."""
+
+    run = ""
+    lock = threading.Lock()
+
+
+def _on_worker(
+    run: str, start: Callable[..., None], arguments: tuple[Any, ...], work: Callable[[Item], Result], item: Item
+) -> Result:
+    """One item on a worker of a cluster, which is prepared on the first item of a run."""
+    with _Prepared.lock:
+        if _Prepared.run != run:
+            _single_threaded()
+            start(*arguments)
+            _Prepared.run = run
+        return work(item)
 
 
 def _start(start: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    end_with_parent()
+    _single_threaded()
+    start(*arguments)
+
+
+def _single_threaded() -> None:
     import torch
 
-    end_with_parent()
     torch.set_num_threads(1)
-    start(*arguments)
 
 
 def with_progress(records: Iterable[Record], total: int, shown: bool) -> Iterable[Record]:

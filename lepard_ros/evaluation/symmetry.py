@@ -11,21 +11,19 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse.csgraph import connected_components, dijkstra
 from scipy.spatial import cKDTree
 
-from lepard_ros.registration.graph import GraphSettings, IntArray, build_graph
-from lepard_ros.registration.types import FloatArray
+from lepard_ros.geometry.arrays import FloatArray, IntArray
+from lepard_ros.registration.deformable.graph import GraphSettings, build_graph
 
-BoolArray = NDArray[np.bool_]
 Swap = list[tuple[int, int]]  # tips and what they become; a tip on the middle becomes itself
 
-SURFACE = GraphSettings(coverage=0.03, edges=10)
+SURFACE = GraphSettings(coverage=0.0215, edges=10)  # nodes about 3 cm apart
 BRIDGE = 0.12  # metres: a part that the camera saw cut off by no more than this still belongs to the body
-FEWEST_PLACES, MOST_PLACES = 100, 2000  # about 3 cm apart: more than that is a room rather than a body
-MOST_TIPS = 8
+MIN_PLACES, MAX_PLACES = 100, 2000  # about 3 cm apart: more than that is a room rather than a body
+MAX_TIPS = 8
 TIP_RADIUS = 0.12  # of the body's size: within it a tip has no other beside it
 TIP_TOLERANCE = 0.04  # of the body's size: by how much the distances between tips may change in the mirror, on average
 SIGNATURE_RADII = (0.06, 0.12, 0.25)  # of the body's size: discs along the surface whose areas tell places apart
@@ -87,7 +85,7 @@ def find_mirror(body: FloatArray, limits: Limits | None = None) -> Mirror | None
     """The mirror map of a body (N, 3), metres, or None where its two sides are not alike enough to say."""
     limits = limits or Limits()
     places, distance = _distances(body)
-    if not FEWEST_PLACES <= len(places) <= MOST_PLACES:
+    if not MIN_PLACES <= len(places) <= MAX_PLACES:
         return None
     signature = _signature(distance)
     best, image = 0.0, None
@@ -137,7 +135,7 @@ def _tips(distance: FloatArray) -> list[int]:
     """The ends of limbs: points farther from everything, on average, than all points around them."""
     mean, near = distance.mean(axis=1), distance < TIP_RADIUS * distance.max()
     highest = np.flatnonzero(mean >= np.where(near, mean, 0).max(axis=1))
-    return [int(tip) for tip in highest[np.argsort(-mean[highest])][:MOST_TIPS]]
+    return [int(tip) for tip in highest[np.argsort(-mean[highest])][:MAX_TIPS]]
 
 
 def _tip_swaps(distance: FloatArray, tips: Sequence[int]) -> list[Swap]:

@@ -46,6 +46,8 @@ def summarise(records: Sequence[Record], bands: Sequence[tuple[float, float]] = 
         "recall_scenes": total.scenes,
         "recall_rmse": _share([_below(r.get("rmse"), metrics.RECALL_RMSE) for r in records]),
         "bands": [_band_summary(records, success, band) for band in bands],
+        "rre_mean": _mean(record["rre"] for record in solved),
+        "rte_mean": _mean(record["rte"] for record in solved),
         "rre": _median(record["rre"] for record in solved),
         "rte": _median(record["rte"] for record in solved),
         "inlier_ratio": float(np.mean(ratios)) if ratios else None,
@@ -67,6 +69,11 @@ def _below(value: float | None, limit: float) -> bool:
 
 def _share(values: Sequence[bool]) -> float:
     return float(np.mean(values)) if len(values) else float("nan")
+
+
+def _mean(values: Any) -> float | None:
+    listed = list(values)
+    return float(np.mean(listed)) if listed else None
 
 
 def _median(values: Any) -> float | None:

@@ -15,7 +15,7 @@ def keep_freed_memory(large: bool = False) -> bool:
 
     A tensor of some megabytes otherwise gets new pages from the system each time, and clearing those costs several
     times what the operation on it does. One arena, because the worker thread's own could not hold large blocks.
-    large: for a network of the paper's size.
+    large: for a network of the paper's size. The programs call this (`lepard`, `lepard_node`), importing never does.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -58,11 +58,12 @@ class PairBias(nn.Module):
 
     REACHES = (1.5, 3.0, 6.0, 12.0, 24.0)  # in spacings
 
-    def __init__(self, layers: int, heads: int, scale: float, hidden: int = 16) -> None:
-        """scale: metres, the spacing of the points."""
+    def __init__(self, layers: int, heads: int, scale: float, chirality: bool = False, hidden: int = 16) -> None:
+        """scale: metres, the spacing of the points. chirality: whether it sees the twist between the points."""
         super().__init__()
-        self.layers, self.heads, self.scale = layers, heads, scale
-        self.mlp = nn.Sequential(nn.Linear(len(self.REACHES) + 4, hidden), nn.ReLU(), nn.Linear(hidden, layers * heads))
+        self.layers, self.heads, self.scale, self.chirality = layers, heads, scale, chirality
+        inputs = len(self.REACHES) + 4 + chirality
+        self.mlp = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, layers * heads))
 
     def forward(self, points: Tensor, normals: Tensor, layers: slice | None = None) -> list[Tensor]:
         """points, normals: (B, n, 3); layers: which are wanted (None: all). For each its bias, (B, heads, n, n)."""
@@ -88,7 +89,17 @@ class PairBias(nn.Module):
         leaving, arriving = (heights - own) * away, (own - heights).transpose(1, 2) * away
         near = [torch.exp(distance / (-self.scale * reach)) for reach in self.REACHES]
         angles = [leaving, arriving, normals @ normals.transpose(1, 2), leaving * arriving]
+        if self.chirality:
+            angles.append(_twists(points, normals) * away)
         return torch.stack([*near, *angles], dim=1)
+
+
+def _twists(points: Tensor, normals: Tensor) -> Tensor:
+    """n_i . ((p_j - p_i) x n_j) of all pairs, (B, n, n): the sign changes in a mirror. points, normals: (B, n, 3)."""
+    # About the mean, where the two terms, which cancel in part, are small.
+    moments = torch.linalg.cross(points - points.mean(1, keepdim=True), normals)
+    half = normals @ moments.transpose(1, 2)
+    return half + half.transpose(1, 2)
 
 
 def _channels_first(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:

@@ -6,10 +6,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lepard_ros.cloud.pyramid import Pyramid
-from lepard_ros.network.config import LepardConfig
-from lepard_ros.network.convolution import CHUNK, KernelPointConvolution, Relation, take_rows, with_zero_row
+from lepard_ros.errors import InputError
+from lepard_ros.network.config import MATCH_LEVEL, LepardConfig
+from lepard_ros.network.convolution import CHUNK, make_convolution
 from lepard_ros.network.precision import at_least_float
-from lepard_ros.network.workspace import Workspace
+from lepard_ros.network.relation import Relation, take_rows, with_zero_row
+from lepard_ros.network.workspace import Workspace, at_once
 
 SLOPE, EPSILON = 0.1, 1e-5
 POOLED_NUMBERS = 2**20  # gathered at a time, so that they stay in the processor's cache
@@ -45,7 +47,8 @@ def _standardise_exactly(x: Tensor) -> Tensor:
     """
     x = at_least_float(x)
     mean = x.mean(0)
-    squares = torch.stack([(part - mean).square().sum(0) for part in x.split(CHUNK)])  # pieces that fit the cache
+    parts = x.split(at_once(x, CHUNK))  # pieces that fit the cache
+    squares = torch.stack([(part - mean).square().sum(0) for part in parts])
     scale = torch.rsqrt(squares.sum(0) / len(x) + EPSILON)
     # Where no gradient needs x, the result takes its place: new memory for it costs more than the sum.
     return torch.addcmul(-mean * scale, x, scale, out=None if torch.is_grad_enabled() else x)
@@ -89,8 +92,7 @@ class SimpleBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, config: LepardConfig, level: int, norm: Normalisation) -> None:
         super().__init__()
-        extent = config.kernel_extent * config.grid * 2**level
-        self.KPConv = KernelPointConvolution(inputs, outputs, config.kernel_points, config.kernel, extent)
+        self.KPConv = make_convolution(inputs, outputs, config, level)
         self.norm = norm
 
     def forward(self, x: Tensor, relation: Relation, lengths: list[int]) -> Tensor:
@@ -122,8 +124,7 @@ class ResidualBlock(nn.Module):
 def max_pool(x: Tensor, neighbours: Tensor, workspace: Workspace) -> Tensor:
     """The largest feature among the neighbours; the zero of a missing one counts, as in the reference."""
     filled = with_zero_row(x)
-    at_once = max(1, POOLED_NUMBERS // (x.shape[1] * neighbours.shape[1]))
-    parts = neighbours.split(at_once)
+    parts = neighbours.split(max(1, at_once(x, POOLED_NUMBERS) // (x.shape[1] * neighbours.shape[1])))
     return torch.cat([take_rows(filled, part, workspace).amax(1) for part in parts])
 
 
@@ -134,8 +135,6 @@ def upsample(x: Tensor, nearest: Tensor) -> Tensor:
 
 class Backbone(nn.Module):
     """Encoder over the levels of the pyramid, decoder down to the matched level, and to level 0 for fine features."""
-
-    MATCH_LEVEL = 2
 
     def __init__(self, config: LepardConfig) -> None:
         super().__init__()
@@ -156,12 +155,12 @@ class Backbone(nn.Module):
             self.stages.append(nn.ModuleList(blocks))
             channels = out
         self.decoder = nn.ModuleDict()
-        last = self.MATCH_LEVEL if not config.fine_dim else 0
+        last = MATCH_LEVEL if not config.fine_dim else 0
         for level in range(levels - 2, last - 1, -1):
             out = width * 2**level
             self.decoder[str(level)] = Rise(channels + out, out, norm)
             channels = out
-        self.coarse_out = nn.Linear(width * 2**self.MATCH_LEVEL, config.feature_dim)
+        self.coarse_out = nn.Linear(width * 2**MATCH_LEVEL, config.feature_dim)
         self.fine_out = nn.Linear(width, config.fine_dim) if config.fine_dim else None
 
     def forward(self, pyramid: Pyramid, relations: Relations | None = None) -> tuple[Tensor, Tensor | None]:
@@ -190,7 +189,7 @@ class Backbone(nn.Module):
         for name, step in self.decoder.items():
             level = int(name)
             x = step(x, pyramid.upsamples[level], skips[level], pyramid.lengths[level])
-            if level == self.MATCH_LEVEL:
+            if level == MATCH_LEVEL:
                 coarse = self.coarse_out(x)
         assert coarse is not None
         return coarse, self.fine_out(x) if self.fine_out is not None else None
@@ -198,8 +197,10 @@ class Backbone(nn.Module):
     def input_features(self, pyramid: Pyramid) -> Tensor:
         """A constant 1; with normals also how uneven the surface is (N_0, 1 or 2)."""
         ones = torch.ones_like(pyramid.points[0][:, :1])
-        if self.config.kernel == "xyz" or pyramid.variation is None:
+        if self.config.kernel == "xyz":
             return ones
+        if pyramid.variation is None:
+            raise InputError("this network needs a pyramid with normals: build it with the network's `config.pyramid`.")
         return torch.cat([ones, 10 * pyramid.variation[:, None]], dim=1)
 
     def relations(self, pyramid: Pyramid) -> Relations:
@@ -210,7 +211,8 @@ class Backbone(nn.Module):
             radius = self.config.grid * self.config.conv_radius * 2**supports
             points, normals = pyramid.points, pyramid.normals
             own, others = (normals[queries], normals[supports]) if normals else (None, None)
-            return Relation(points[queries], points[supports], neighbours, radius, own, others, workspace)
+            ends = points[queries], points[supports]
+            return Relation(*ends, neighbours, radius, own, others, self.config.chirality, workspace)
 
         same = [relation(level, level, index) for level, index in enumerate(pyramid.neighbours)]
         down = [relation(level + 1, level, index) for level, index in enumerate(pyramid.pools)]

@@ -24,6 +24,8 @@ CHOICES = {
     "procrustes": ("soft", "robust"),
 }
 LAYERS = ("self", "cross", "positioning")
+# The level of the pyramid whose points are matched; level 0 holds the fine points.
+MATCH_LEVEL = 2
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class LepardConfig:
         "xyz"  # "xyz": kernel points in space; "invariant": in radius, height over the normal, angle of normals
     )
     kernel_points: int = 15
+    chirality: bool = False  # invariant kernels and pair bias also see which way the surface twists: left from right
     width: int = 256  # first_feats_dim
     normalisation: str = (
         "joint"  # "joint": over all stacked clouds; "cloud": each cloud alone, so that it can be cached
@@ -102,7 +105,7 @@ class LepardConfig:
     @property
     def coarse_grid(self) -> float:
         """Spacing in metres of the points that are matched."""
-        return self.grid * 4
+        return self.grid * 2**MATCH_LEVEL
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -130,10 +133,10 @@ PAPER_DEFORMABLE = LepardConfig(
     confidence_threshold=0.1, mutual=True,
 )  # fmt: skip
 SMALL_RIGID = LepardConfig(
-    grid=0.05, neighbour_limits=(20, 20, 20, 20), kernel="invariant", kernel_points=18, width=48, normalisation="cloud",
-    feature_dim=96, layers=("self", "cross", "self", "cross", "positioning", "self", "cross"), pair_bias=True,
-    voxel_size=0.2, vol_origin=(0.0, 0.0, 0.0), position_use="aligned", procrustes="robust", max_condition_number=1e3,
-    fine_dim=32, confidence_threshold=0.0005,
+    grid=0.05, neighbour_limits=(20, 20, 20, 20), kernel="invariant", kernel_points=18, chirality=True, width=48,
+    normalisation="cloud", feature_dim=96, layers=("self", "cross", "self", "cross", "positioning", "self", "cross"),
+    pair_bias=True, voxel_size=0.2, vol_origin=(0.0, 0.0, 0.0), position_use="aligned", procrustes="robust",
+    max_condition_number=1e3, fine_dim=32, confidence_threshold=0.0005,
 )  # fmt: skip
 # The same sizes, so that training can start from the rigid weights; everything else is measured in cells of the grid.
 SMALL_DEFORMABLE = replace(SMALL_RIGID, grid=0.0125, voxel_size=0.05, confidence_threshold=0.02, mutual=True)

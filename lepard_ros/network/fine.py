@@ -5,16 +5,20 @@ import torch
 from torch import Tensor, nn
 
 from lepard_ros.cloud.pyramid import Pyramid
-from lepard_ros.network.workspace import Workspace
+from lepard_ros.network.config import MATCH_LEVEL
+from lepard_ros.network.workspace import Workspace, at_once
 
 # Confidence that a pair of coarse points has at least: a fine match must stay possible where the coarse ones are wrong.
 FLOOR = 1e-5
 
 
 def owner_of_fine(pyramid: Pyramid) -> Tensor:
-    """The coarse point that each fine point belongs to, by way of the level between: (N_0,), N_2 for none."""
-    middle = torch.nn.functional.pad(pyramid.upsamples[1], (0, 1), value=len(pyramid.points[2]))
-    return middle[pyramid.upsamples[0]]
+    """The coarse point that each fine point belongs to, by way of the levels between: (N_0,), N_2 for none."""
+    owner = pyramid.upsamples[0]
+    for level in range(1, MATCH_LEVEL):
+        above = torch.nn.functional.pad(pyramid.upsamples[level], (0, 1), value=len(pyramid.points[level + 1]))
+        owner = above[owner]
+    return owner
 
 
 def coarse_prior(confidence: Tensor, guidance: Tensor) -> Tensor:
@@ -58,11 +62,12 @@ def best_partners(
     if columns is not None:
         columns = torch.cat([columns, columns[-1:].expand(-count % BLOCK)])
     workspace = Workspace()
-    for start in range(0, len(x), CHUNK):
-        part = x[start : start + CHUNK]
+    size = at_once(x, CHUNK)
+    for start in range(0, len(x), size):
+        part = x[start : start + size]
         scores = torch.mm(part, y, out=workspace.table("scores", x, len(part), y.shape[1]))
         if prior is not None and rows is not None and columns is not None:
-            scores += prior[rows[start : start + CHUNK]].index_select(1, columns)
+            scores += prior[rows[start : start + size]].index_select(1, columns)
         best, partner = _largest(scores)
         scores = scores[:, :count]
         most = torch.maximum(most, scores.amax(0))

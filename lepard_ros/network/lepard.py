@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from lepard_ros.cloud.pyramid import Pyramid
 from lepard_ros.network.attention import AttentionLayer, PairBias, key_mask
 from lepard_ros.network.backbone import Backbone, Relations
-from lepard_ros.network.config import LepardConfig
+from lepard_ros.network.config import MATCH_LEVEL, LepardConfig
 from lepard_ros.network.fine import FineMatching
 from lepard_ros.network.matching import Matching
 from lepard_ros.network.position import PositionCode, position_code
@@ -79,8 +79,14 @@ class Lepard(nn.Module):
         )
         self.matching = Matching(config)
         self_layers = config.layers.count("self")
-        self.pair_bias = PairBias(self_layers, config.heads, config.coarse_grid) if config.pair_bias else None
+        self.pair_bias = (
+            PairBias(self_layers, config.heads, config.coarse_grid, config.chirality) if config.pair_bias else None
+        )
         self.fine_matching = FineMatching(config.fine_dim) if config.fine_dim else None
+        if config.kernel == "xyz":  # the published network starts so
+            for parameter in self.layers.parameters():
+                if parameter.dim() > 1:
+                    nn.init.xavier_uniform_(parameter)
 
     def encode(self, pyramid: Pyramid, relations: Relations | None = None) -> tuple[Tensor, Tensor | None]:
         """Coarse features (N_2, d) and fine features (N_0, fine_dim) or None of stacked clouds."""
@@ -222,10 +228,9 @@ def pad_clouds(
 
 def split_pairs(features: Tensor, pyramid: Pyramid) -> tuple[CoarseCloud, CoarseCloud]:
     """Sources and targets of stacked pairs: features (N_2, d) in the order source, target, source, target, ..."""
-    level = Backbone.MATCH_LEVEL
-    lengths = pyramid.lengths[level]
-    x, points = features.split(lengths), pyramid.points[level].split(lengths)
-    normals = pyramid.normals[level].split(lengths) if pyramid.normals else ()
+    lengths = pyramid.lengths[MATCH_LEVEL]
+    x, points = features.split(lengths), pyramid.points[MATCH_LEVEL].split(lengths)
+    normals = pyramid.normals[MATCH_LEVEL].split(lengths) if pyramid.normals else ()
     source, target = (pad_clouds(x[side::2], points[side::2], normals[side::2]) for side in (0, 1))
     return source, target
 

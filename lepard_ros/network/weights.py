@@ -223,3 +223,20 @@ def _encoder_places(config: LepardConfig) -> dict[int, str]:
             places[number] = f"stages.{level}.{block}"
             number += 1
     return places
+
+
+def with_chirality(old: dict[str, Tensor], new: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights that did not see chirality, with zeros for what a network that does adds: it begins as the same function.
+
+    Tensors of equal shape are kept as they are, and so are those of any other difference, for the loader to refuse.
+    """
+    grown = dict(old)
+    for name, value in new.items():
+        before = old.get(name)
+        chiral = name.endswith("KPConv.weights") or name == "pair_bias.mlp.0.weight"
+        if before is not None and chiral and before.shape != value.shape:
+            missing = [b - a for a, b in zip(before.shape, value.shape, strict=True)]
+            if min(missing) >= 0:
+                padding = [size for gap in reversed(missing) for size in (0, gap)]
+                grown[name] = torch.nn.functional.pad(before, padding)
+    return grown

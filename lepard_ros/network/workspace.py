@@ -9,6 +9,14 @@ from torch import Tensor
 from lepard_ros.network.precision import autocast_is_on
 
 
+def at_once(like: Tensor, few: int) -> int:
+    """How many rows to work on at a time: few where they shall stay in a processor's cache, many on a GPU.
+
+    A GPU waits for each of many small operations: with pieces that suit a cache it is launch-bound.
+    """
+    return few if like.device.type == "cpu" else 256 * few
+
+
 class Workspace:
     """Tables that each piece of a long computation writes anew: memory that is in the cache already is far cheaper.
 

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import minimum_filter
 
-from lepard_ros.registration.types import FloatArray, Surface
+from lepard_ros.geometry.arrays import FloatArray
+from lepard_ros.registration.types import Surface
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,12 @@ def depth_map(surface: Surface, cells: int) -> FloatArray:
 
 
 def conflicts(points: FloatArray, seen: Surface, settings: FreeSpaceSettings) -> NDArray[np.bool_]:
-    """Which points, in the frame of `seen`, stand where its sensor looked through. (..., 3) -> (...,)."""
+    """Which points, in the frame of `seen`, stand where its sensor looked through. (..., 3) -> (...,).
+
+    None of them, if it is not known where that sensor stood.
+    """
+    if not np.isfinite(seen.viewpoint).all():
+        return np.zeros(points.shape[:-1], dtype=bool)
     rays = points - seen.viewpoint
     depth = np.linalg.norm(rays, axis=-1)
     surface_depth = depth_map(seen, settings.cells)[octahedral_cells(rays, settings.cells)]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
-FloatArray = NDArray[np.floating]
+from lepard_ros.geometry.arrays import FloatArray
 
 
 class Status(enum.Enum):
@@ -25,6 +25,7 @@ class Status(enum.Enum):
     LOW_OVERLAP = "the aligned clouds overlap too little"
     HIGH_RESIDUAL = "the aligned clouds do not lie on each other"
     FREE_SPACE = "the aligned cloud stands where the sensor looked through"
+    INSIDE_OUT = "the warped surface lies on the target inside out, as a mirrored limb does"
     NOT_CONVERGED = "the optimisation did not converge"
     OUT_OF_TIME = "the time budget ran out"
 
@@ -41,12 +42,15 @@ class Matches(NamedTuple):
     confidence: FloatArray
 
 
+NO_MATCHES = Matches(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros(0))
+
+
 @dataclass(frozen=True)
 class Surface:
     """A cloud prepared for alignment: an even grid of points with unit normals.
 
     points: (N, 3) metres. normals: (N, 3), turned to the viewpoint. spacing: grid size in metres.
-    viewpoint: (3,) where the sensor stood, in the cloud's frame.
+    viewpoint: (3,) where the sensor stood, in the cloud's frame; NaN if that is not known.
     """
 
     points: FloatArray

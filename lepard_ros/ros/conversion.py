@@ -16,11 +16,14 @@ from lepard_ros.cloud.depth import depth_to_points
 from lepard_ros.cloud.depth_image import camera_from_info, decode_depth
 from lepard_ros.cloud.pointcloud2 import decode_points, encode_points
 from lepard_ros.errors import InputError
+from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.msg import Correspondences
 from lepard_ros.registration.types import Matches
-from lepard_ros.ros.compat import quaternion_from_matrix
+from lepard_ros.ros.compat import matrix_from_quaternion, quaternion_from_matrix
+from lepard_ros.ros.compat.libraries import ros_library
 
-FloatArray = NDArray[np.floating]
+# Of what is not estimated, (m/s)^2 and (rad/s)^2.
+UNKNOWN_VARIANCE = 1e6
 
 
 class Frame(NamedTuple):
@@ -36,9 +39,9 @@ def frame_from_cloud(message: PointCloud2) -> Frame:
     return Frame(decode_points(message), stamp_to_ns(message.header.stamp), message.header.frame_id)
 
 
-def frame_from_depth(message: Image, info: CameraInfo) -> Frame:
-    """The organised cloud of a depth image and its camera."""
-    depth, camera = decode_depth(message), camera_from_info(info)
+def frame_from_depth(message: Image, info: CameraInfo, rectified: bool = True) -> Frame:
+    """The organised cloud of a depth image and its camera. rectified: the image is free of the lens's distortion."""
+    depth, camera = decode_depth(message), camera_from_info(info, rectified)
     if depth.shape != (camera.height, camera.width):
         raise InputError(
             f"The depth image is {depth.shape[1]} x {depth.shape[0]} but its camera info says "
@@ -63,7 +66,12 @@ def header(stamp_ns: int, frame_id: str) -> Header:
 
 
 def cloud_message(points: FloatArray, stamp_ns: int, frame_id: str) -> PointCloud2:
-    """A PointCloud2 of float32 x, y, z from (N, 3) or (H, W, 3) metres."""
+    """A PointCloud2 of float32 x, y, z from (N, 3) or (H, W, 3) metres: by sensor_msgs_py where it is installed."""
+    library = ros_library("sensor_msgs_py.point_cloud2")
+    if library is not None and np.ndim(points) == 2:
+        message = library.create_cloud_xyz32(header(stamp_ns, frame_id), np.asarray(points, dtype=np.float32))
+        message.is_dense = bool(np.isfinite(points).all())
+        return message
     encoded = encode_points(points)
     message = PointCloud2(
         header=header(stamp_ns, frame_id),
@@ -105,15 +113,33 @@ def pose_message(transform: FloatArray) -> Pose:
     return pose
 
 
-def odometry_message(transform: FloatArray, covariance: FloatArray, stamp_ns: int, parent: str, child: str) -> Odometry:
+def matrix_from_pose(pose: Pose) -> FloatArray:
+    """The (4, 4) transform of a pose; raises InputError for a quaternion that is none."""
+    matrix = matrix_from_quaternion([pose.orientation.x, pose.orientation.y, pose.orientation.z, pose.orientation.w])
+    matrix[:3, 3] = pose.position.x, pose.position.y, pose.position.z
+    return matrix
+
+
+def odometry_message(
+    transform: FloatArray,
+    covariance: FloatArray,
+    stamp_ns: int,
+    parent: str,
+    child: str,
+    twist: tuple[FloatArray, FloatArray] | None = None,
+) -> Odometry:
     """The pose of `child` in `parent` with its (6, 6) covariance [x, y, z, rotation about x, y, z of the parent].
 
-    The twist is not estimated: its covariance is set to -1 in front, as sensor_msgs marks what is unknown.
+    twist: (6,) [linear, angular] in the child's frame and its (6, 6) covariance. Where it is unknown its variances are
+    so large that a filter such as robot_localization ignores it.
     """
     message = Odometry(header=header(stamp_ns, parent), child_frame_id=child)
     message.pose.pose = pose_message(transform)
     message.pose.covariance = np.asarray(covariance, dtype=np.float64).reshape(36)
-    message.twist.covariance[0] = -1.0
+    velocity, spread = twist if twist is not None else (np.zeros(6), UNKNOWN_VARIANCE * np.eye(6))
+    linear, angular = message.twist.twist.linear, message.twist.twist.angular
+    linear.x, linear.y, linear.z, angular.x, angular.y, angular.z = (float(value) for value in velocity)
+    message.twist.covariance = np.asarray(spread, dtype=np.float64).reshape(36)
     return message
 
 

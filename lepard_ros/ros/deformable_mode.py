@@ -1,6 +1,7 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Deformable mode: how a bending thing before the sensor has moved since it was first seen, as a warp."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -8,6 +9,7 @@ from sensor_msgs.msg import PointCloud2
 from visualization_msgs.msg import MarkerArray
 
 from lepard_ros.errors import InputError
+from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.msg import Correspondences, DeformationGraph, TrackingStatus
 from lepard_ros.ros import conversion
 from lepard_ros.ros.conversion import Frame
@@ -31,12 +33,19 @@ class DeformableMode:
         "model": Topic(PointCloud2, LATCHED),
     }
 
-    def __init__(self, matcher: Any, settings: NodeSettings, plan: FramePlan) -> None:
+    coarse_grid: float | None = None  # the model would learn the coarse cloud
+
+    def __init__(self, matcher: Any, settings: NodeSettings, plan: FramePlan, description: str = "") -> None:
         """Start without a model: the first cloud becomes it."""
+        self.description = description
         self._settings, self._plan = settings, plan
-        self._tracker = DeformableTracker(matcher, DeformableSettings(farthest=settings.max_range))
+        self._tracker = DeformableTracker(matcher, DeformableSettings(max_range=settings.max_range))
         self._model_ns = 0
         self._model_due_ns = 0
+
+    def keyframe_count(self) -> int:
+        """None: past clouds of the model are no keyframes of a map."""
+        return 0
 
     def process(self, frame: Frame, wanted: set[str]) -> Result:
         """Warp the model to the cloud, and say what came of it."""
@@ -51,11 +60,22 @@ class DeformableMode:
     def apply(self, settings: NodeSettings) -> None:
         """Take over parameters that changed while running."""
         self._settings = self._plan.settings = settings
+        self._tracker.settings = dataclasses.replace(self._tracker.settings, max_range=settings.max_range)
 
     def reset(self) -> None:
         """Forget the model."""
         self._tracker.reset()
         self._model_ns = self._model_due_ns = 0
+
+    def relocalise(self) -> None:
+        """Nothing to do: every cloud is matched with the model, wherever it was before."""
+
+    def hint(self, pose: FloatArray) -> None:
+        """Nothing to do: there is no pose."""
+
+    def unsaved(self) -> bool:
+        """Never: a model follows one thing for a while, and is no map that somebody comes back to."""
+        return False
 
     def save(self, directory: Path) -> str:
         """Write the model at rest as a PLY cloud."""

@@ -27,6 +27,7 @@ class Health:
     qos_problem: str = ""
     publishers: int = 0
     same_name: int = 0
+    tf_problem: str = ""
     last_received: float | None = None
     active_since: float | None = None
     state: str = "inactive"
@@ -83,6 +84,8 @@ def judge_tracking(health: Health) -> tuple[str, str]:
         return "error", f"{health.same_name} nodes have this name; give each its own with __node:=, or TF will jump."
     if health.active_since is None:
         return "ok", "Inactive."
+    if health.tf_problem:
+        return "error", health.tf_problem
     if health.state in ("OK", "RELOCALISED"):
         return "ok", "The pose is known." if not health.state_reason else health.state_reason
     if health.state == "INITIALISING":

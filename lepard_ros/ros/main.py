@@ -2,6 +2,7 @@
 """`lepard node`: the process of the node, from its arguments to its exit code."""
 
 import argparse
+import gc
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from lepard_ros.errors import InputError
+from lepard_ros.network.allocator import keep_freed_memory
 from lepard_ros.ros.parameters import preset_file
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ Parameters, remappings and log levels are given as to every ROS 2 node, after --
   lepard node --preset realsense --ros-args -r points:=/camera/depth/color/points -p odom_frame:=odom
 docs/parameters.md lists the parameters."""
 SPIN_SECONDS = 0.1
+# Python's threads take turns; at the usual 5 ms the second worker would hold up tracking at every turn.
+SWITCH_SECONDS = 0.0005
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `ros2 run lepard_ros lepard_node`: all arguments belong to ROS."""
+    keep_freed_memory()
     try:
         run_node(list(sys.argv[1:] if argv is None else argv))
     except InputError as error:
@@ -68,32 +73,42 @@ class _Stop:
 def run_node(ros_arguments: list[str]) -> NoReturn:
     """Make the node, start it if it is to start itself, spin it until asked to stop, then end the process with 0."""
     stop = _Stop()
+    sys.setswitchinterval(SWITCH_SECONDS)
     import rclpy
-    from rclpy.executors import SingleThreadedExecutor
     from rclpy.signals import SignalHandlerOptions
-
-    from lepard_ros.ros.node import LepardNode
 
     # rclpy's own handlers end the process with code 1 at times, so the signals are ours.
     rclpy.init(args=ros_arguments, signal_handler_options=SignalHandlerOptions.NO)
     try:
-        node = LepardNode()
-        executor = SingleThreadedExecutor()
-        executor.add_node(node)
-        _start(node)
-        stop.spinning = True
-        _spin(executor, node, stop.asked)
-        node.stop_worker()
-        executor.remove_node(node)
-        node.destroy_node()
-        executor.shutdown()
+        _live(stop)
     finally:
+        # The DDS participant goes with the last reference to the node, and some of them are cycles. Left behind, it
+        # would haunt the graph for 20 s and keep its shared memory.
+        gc.collect()
         rclpy.try_shutdown()
     # All is closed. Tearing down torch and Open3D takes a second, and aborts when the worker still computes, so the
     # process ends here and now.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _live(stop: _Stop) -> None:
+    """The node from its birth to its end."""
+    from rclpy.executors import SingleThreadedExecutor
+
+    from lepard_ros.ros.node import LepardNode
+
+    node = LepardNode()
+    executor = SingleThreadedExecutor()
+    executor.add_node(node)
+    _start(node)
+    stop.spinning = True
+    _spin(executor, node, stop.asked)
+    node.trigger_shutdown()
+    executor.remove_node(node)
+    node.destroy_node()
+    executor.shutdown()
 
 
 def _start(node: "LepardNode") -> None:
@@ -104,7 +119,8 @@ def _start(node: "LepardNode") -> None:
         return
     if node.trigger_configure() != TransitionCallbackReturn.SUCCESS:
         raise InputError(node.health.configure_problem or "The node could not be configured; its log says why.")
-    node.trigger_activate()
+    if node.trigger_activate() != TransitionCallbackReturn.SUCCESS:
+        raise InputError("The node could not be activated; its log says why.")
 
 
 def _spin(executor: "Executor", node: "LepardNode", asked: threading.Event) -> None:

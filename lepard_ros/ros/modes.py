@@ -7,8 +7,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 
+from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.msg import TrackingStatus
-from lepard_ros.registration.types import FloatArray
 from lepard_ros.ros.conversion import Frame
 from lepard_ros.ros.parameters import NodeSettings
 
@@ -55,6 +55,15 @@ class Mode(Protocol):
     """Tracking of one kind. All methods are called with the node's lock held, never two at once."""
 
     topics: ClassVar[dict[str, Topic]]
+    # The grid [m] on which a cloud is tried again when memory does not suffice; None if it must not be made coarser.
+    coarse_grid: float | None
+
+    # What runs, for the log: weights, device, threads.
+    description: str
+
+    def keyframe_count(self) -> int:
+        """How many keyframes are held."""
+        ...
 
     def process(self, frame: Frame, wanted: set[str]) -> Result:
         """Track one cloud. wanted: the topics that somebody listens to; others need not be computed."""
@@ -66,6 +75,18 @@ class Mode(Protocol):
 
     def reset(self) -> None:
         """Forget everything and begin anew with the next cloud."""
+        ...
+
+    def relocalise(self) -> None:
+        """The input changed for good: keep the map, and find the place in it again."""
+        ...
+
+    def hint(self, pose: FloatArray) -> None:
+        """Somebody says where the body is in the map, (4, 4)."""
+        ...
+
+    def unsaved(self) -> bool:
+        """Whether `reset` would lose a map that was not saved."""
         ...
 
     def save(self, directory: Path) -> str:

@@ -1,12 +1,16 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The lifecycle node `lepard`: takes in the newest cloud, lets a mode track it, publishes what came of it."""
 
+import itertools
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from diagnostic_msgs.msg import DiagnosticArray
+from geometry_msgs.msg import PoseWithCovarianceStamped
 from rcl_interfaces.msg import SetParametersResult
 from rclpy.clock import Clock, ClockType
 from rclpy.event_handler import SubscriptionEventCallbacks
@@ -16,6 +20,7 @@ from rclpy.qos import QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import CameraInfo, Image, PointCloud2
 from std_srvs.srv import Trigger
 
+from lepard_ros import __version__
 from lepard_ros.cloud.ranges import crop_range
 from lepard_ros.errors import InputError
 from lepard_ros.msg import TrackingStatus
@@ -26,7 +31,7 @@ from lepard_ros.ros.conversion import Frame
 from lepard_ros.ros.diagnostics import Health, diagnostics_message
 from lepard_ros.ros.frames import FramePlan, MissingTransformError, make_plan
 from lepard_ros.ros.memory import process_within_memory
-from lepard_ros.ros.modes import EVERY_FRAME, TF, Mode, Result
+from lepard_ros.ros.modes import EVERY_FRAME, TF, Mode, Output, Placement, Result
 from lepard_ros.ros.parameters import (
     NodeSettings,
     check_change,
@@ -39,18 +44,35 @@ from lepard_ros.ros.worker import Worker
 from lepard_ros.tracking.input_guard import InputGuard
 
 DIAGNOSTICS_PERIOD = 1.0
+# Camera infos kept to find that of an image by its stamp.
+CAMERA_INFOS = 30
 # How long the worker may go on with a cloud after it was told to stop.
 STOP_SECONDS = 1.2
 # Different errors of the worker that are logged in full, each once; more are only counted.
 ERRORS_LOGGED = 50
 _STATES = {getattr(TrackingStatus, name): name for name in ("INITIALISING", "OK", "LOST", "RELOCALISED")}
+# What is added to `map_name` for a map that was set aside before a reset.
+SET_ASIDE = "_unsaved"
+INACTIVE = 0  # the session of a node that is not active
 
 
 class Arrival(NamedTuple):
-    """A message as it came, not yet decoded: what is dropped costs next to nothing. info: of a depth image."""
+    """A message as it came, not yet decoded: what is dropped costs next to nothing.
+
+    infos: the newest camera infos, oldest first. session: the activation of the node that it belongs to.
+    """
 
     data: bytes
-    info: CameraInfo | None
+    infos: tuple[CameraInfo, ...]
+    session: int
+
+
+class Refusal(NamedTuple):
+    """Why a cloud is left out: a constant of TrackingStatus, a name to count it by, and a sentence."""
+
+    reason: int
+    kind: str
+    sentence: str
 
 
 class LepardNode(LifecycleNode):
@@ -62,15 +84,17 @@ class LepardNode(LifecycleNode):
         self.settings = declare_settings(self)
         self.health = Health()
         self._lock = threading.Lock()  # held while the mode works
+        self._gate = threading.Lock()  # held while something is published
+        self._session, self._sessions = INACTIVE, itertools.count(INACTIVE + 1)
         self._mode: Mode | None = None
         self._plan: FramePlan | None = None
         self._worker: Worker[Arrival] | None = None
         self._guard = InputGuard()
         self._outputs: dict[str, Any] = {}
         self._inputs: list[Any] = []
-        self._camera_info: CameraInfo | None = None
+        self._camera_infos: deque[CameraInfo] = deque(maxlen=CAMERA_INFOS)
+        self._standing: Placement | None = None  # the transform that is repeated while the pose is known
         self._errors_logged: set[str] = set()
-        self._state = int(TrackingStatus.INITIALISING)
         self._serve()
 
     def _serve(self) -> None:
@@ -82,6 +106,9 @@ class LepardNode(LifecycleNode):
         self.create_service(Trigger, "~/reset", self._on_reset)
         self.create_service(Trigger, "~/save", self._on_save)
         self._broadcaster = TransformBroadcaster(self)
+        if self.settings.odom_frame and self.settings.tf_rate:
+            steady = Clock(clock_type=ClockType.STEADY_TIME)
+            self.create_timer(1 / self.settings.tf_rate, self._repeat_transform, clock=steady)
 
     # ---- lifecycle ----
 
@@ -89,7 +116,7 @@ class LepardNode(LifecycleNode):
         """Load and warm up the model; on failure say why and stay unconfigured."""
         try:
             self._plan = make_plan(self, self.settings)
-            self._mode = make_mode(self.settings, self._plan)
+            self._mode = make_mode(self.settings, self._plan, self.get_logger())
         except InputError as error:
             self.health.configure_problem = str(error)
             self.get_logger().error(str(error))
@@ -100,12 +127,27 @@ class LepardNode(LifecycleNode):
             name: self.create_publisher(topic.kind, f"~/{name}", topic.qos) for name, topic in self._mode.topics.items()
         }
         self._outputs["status"] = self.create_publisher(TrackingStatus, "~/status", EVERY_FRAME)
+        for line in self._introduction():
+            self.get_logger().info(line)
         return TransitionCallbackReturn.SUCCESS
+
+    def _introduction(self) -> list[str]:
+        """What runs here, a line each."""
+        settings, mode = self.settings, self._mode
+        topics = ("points",) if settings.input == "cloud" else ("depth", "camera_info")
+        frames = f"{settings.map_frame} -> {settings.odom_frame or settings.base_frame or 'the frame of the clouds'}"
+        told = frames if settings.publish_tf else "no transform is published"
+        return [
+            f"lepard_ros {__version__}, {settings.mode} mode, {mode.description if mode else ''}",
+            f"Input: {', '.join(self.resolve_topic_name(topic) for topic in topics)} ({settings.qos})",
+            f"Frames: {told if settings.mode == 'rigid' else 'none are published in deformable mode'}",
+        ]
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Begin to listen."""
         self.health = Health(active_since=time.monotonic(), state="INITIALISING")
-        self._guard = InputGuard()
+        self._guard = InputGuard(self.settings.change_after)
+        self._session = next(self._sessions)
         self._worker = Worker(self._process, self._on_worker_error)
         self._inputs = self._subscribe()
         return super().on_activate(state)
@@ -137,11 +179,13 @@ class LepardNode(LifecycleNode):
         return self._worker is None or self._worker.stop(STOP_SECONDS)
 
     def _stop_input(self) -> None:
+        with self._gate:  # from here on nothing leaves the node, not even the result of the cloud in work
+            self._session, self._standing = INACTIVE, None
         for subscription in self._inputs:
             self.destroy_subscription(subscription)
         self._inputs = []
         if not self.stop_worker():
-            self.get_logger().warning("The cloud in work takes long; its result will be thrown away.")
+            self.get_logger().warning("The last cloud is still being tracked; its result is discarded.")
         self._worker = None
         self.health.active_since, self.health.state = None, "inactive"
 
@@ -159,20 +203,40 @@ class LepardNode(LifecycleNode):
         qos = input_qos(self.settings.qos)
         raw: dict[str, Any] = {"raw": True}
         raw["event_callbacks"] = SubscriptionEventCallbacks(incompatible_qos=self._on_qos_mismatch)
+        hint = self.create_subscription(PoseWithCovarianceStamped, "initialpose", self._on_initial_pose, 1)
         if self.settings.input == "cloud":
-            return [self.create_subscription(PointCloud2, "points", self._on_data, qos, **raw)]
+            return [hint, self.create_subscription(PointCloud2, "points", self._on_data, qos, **raw)]
+        several = QoSProfile(depth=CAMERA_INFOS, reliability=qos.reliability)
         return [
+            hint,
             self.create_subscription(Image, "depth", self._on_data, qos, **raw),
-            self.create_subscription(CameraInfo, "camera_info", self._on_camera_info, qos),
+            self.create_subscription(CameraInfo, "camera_info", self._on_camera_info, several),
         ]
+
+    def _on_camera_info(self, message: CameraInfo) -> None:
+        self._camera_infos.append(message)
+
+    def _on_initial_pose(self, message: PoseWithCovarianceStamped) -> None:
+        """RViz's "2D Pose Estimate", or a fleet manager, says where the robot is."""
+        if message.header.frame_id not in ("", self.settings.map_frame):
+            self.get_logger().warning(
+                f"The initial pose is in '{message.header.frame_id}', not in '{self.settings.map_frame}': ignored."
+            )
+            return
+        try:
+            pose = conversion.matrix_from_pose(message.pose.pose)
+        except InputError as error:
+            self.get_logger().warning(f"The initial pose is ignored: {error}")
+            return
+        self.get_logger().info("The search for the place in the map starts at the initial pose.")
+        with self._lock:
+            if self._mode is not None:
+                self._mode.hint(pose)
 
     def _on_data(self, data: bytes) -> None:
         self.health.last_received = time.monotonic()
         if self._worker is not None:
-            self._worker.offer(Arrival(data, self._camera_info))
-
-    def _on_camera_info(self, message: CameraInfo) -> None:
-        self._camera_info = message
+            self._worker.offer(Arrival(data, tuple(self._camera_infos), self._session))
 
     def _on_qos_mismatch(self, event: Any) -> None:
         self.health.qos_mismatches = event.total_count
@@ -191,20 +255,23 @@ class LepardNode(LifecycleNode):
         try:
             message, header = self._read(arrival)
             frame = self._decode(message, arrival)
-            self._reset_if_new(frame)
-            frame = self._crop(frame)
+            self._check_sequence(frame)
+            frame = self._crop(self._plan.to_sensor(frame) if self._plan is not None else frame)
             clock.stop("decode")
             with self._lock:
                 if self._mode is None:
                     return
                 result = process_within_memory(self._mode, frame, self._wanted(), self.get_logger())
                 clock.stop("mode")
-                self._publish(result, clock)
+                self._publish(result, clock, arrival.session)
             self.health.rejected_in_a_row = 0
         except MissingTransformError as error:
-            self._reject(header, int(TrackingStatus.REASON_NO_TRANSFORM), "no transform", str(error))
+            reason = Refusal(int(TrackingStatus.REASON_NO_TRANSFORM), "no transform", str(error))
+            self._reject(header, reason, arrival.session)
         except InputError as error:
-            self._reject(header, int(TrackingStatus.REASON_BAD_INPUT), "bad input", str(error))
+            self._reject(
+                header, Refusal(int(TrackingStatus.REASON_BAD_INPUT), "bad input", str(error)), arrival.session
+            )
 
     def _read(self, arrival: Arrival) -> tuple[Any, Any]:
         """The message and its header."""
@@ -214,60 +281,107 @@ class LepardNode(LifecycleNode):
     def _decode(self, message: Any, arrival: Arrival) -> Frame:
         if self.settings.input == "cloud":
             return conversion.frame_from_cloud(message)
-        if arrival.info is None:
+        if not arrival.infos:
             raise InputError("A depth image came but no camera info yet; remap camera_info to the depth camera's.")
-        return conversion.frame_from_depth(message, arrival.info)
+        same = [info for info in arrival.infos if info.header.stamp == message.header.stamp]
+        return conversion.frame_from_depth(message, (same or arrival.infos)[-1], self._rectified())
+
+    def _rectified(self) -> bool:
+        """Whether depth images are free of the lens's distortion; if not told, their topic's name says it."""
+        if self.settings.rectified == "by_name":
+            return "rect" in self.resolve_topic_name("depth").rsplit("/", 1)[-1]
+        return self.settings.rectified == "always"
 
     def _crop(self, frame: Frame) -> Frame:
         points = crop_range(frame.points, self.settings.min_range, self.settings.max_range)
         return frame._replace(points=points)
 
-    def _reset_if_new(self, frame: Frame) -> None:
-        """Refuse what must not be tracked, and begin anew where a new recording begins."""
-        reason = self._guard.check(frame.stamp_ns, frame.frame_id, self._now_ns())
-        if reason is not None:
-            self.get_logger().warning(f"{reason} Tracking starts anew.")
-            self._reset()
+    def _check_sequence(self, frame: Frame) -> None:
+        """Refuse a cloud that does not continue the last one; after a lasting change find the place in the map again.
+
+        Only a recording that starts over drops the map, and only if `reset_on_time_jump` says so.
+        """
+        change = self._guard.check(frame.stamp_ns, frame.frame_id, self._now_ns())
+        if change is None:
+            return
+        if change.restarted and self.settings.reset_on_time_jump:
+            self.get_logger().warning(f"{change.reason} A new map starts. {self._reset()}".strip())
+            return
+        self.get_logger().warning(f"{change.reason} The map is kept; the place in it is searched.")
+        with self._lock:
+            if self._mode is not None:
+                self._mode.relocalise()
+            if self._plan is not None and change.restarted:
+                self._plan.forget_motion()
 
     def _wanted(self) -> set[str]:
         return {name for name, publisher in self._outputs.items() if publisher.get_subscription_count() > 0}
 
-    def _publish(self, result: Result, clock: StageClock) -> None:
+    def _publish(self, result: Result, clock: StageClock, session: int) -> None:
         """Send everything of one cloud, the status last: who has it knows that the rest is out."""
-        for topic, message in result.outputs:
-            if topic == TF:
-                self._broadcaster.send(message.parent, message.child, message.stamp_ns, message.matrix)
-            elif topic in self._outputs:
-                self._outputs[topic].publish(message)
+        for output in result.outputs:
+            self._send(output, session)
         clock.stop("publish")
         status = _with_own_stages(result.status, clock.seconds["decode"], clock.seconds["publish"])
-        self._state = int(status.state)
-        self.health.state, self.health.state_reason = _STATES[self._state], status.reason_text
+        if session != self._session:
+            return
+        if status.state not in (TrackingStatus.OK, TrackingStatus.RELOCALISED):
+            self._standing = None
+        self.health.state, self.health.state_reason = _STATES[status.state], status.reason_text
         self.health.stages = dict(zip(status.stage_names, status.stage_seconds, strict=True))
         self.health.latencies.append(self._latency(status))
-        self._publish_status(status)
+        self._publish_status(status, session)
+
+    def _send(self, output: Output, session: int) -> None:
+        """Publish one message, unless the node was deactivated since its cloud came."""
+        topic, message = output
+        with self._gate:
+            if session != self._session:
+                return
+            if topic == TF:
+                self._send_transform(message)
+            elif topic in self._outputs:
+                self._outputs[topic].publish(message)
+
+    def _send_transform(self, placed: Placement) -> None:
+        """Send a transform, with the gate held. One to an odometry's frame is dated ahead and then repeated."""
+        if self.settings.odom_frame and self.settings.tf_rate:
+            self._standing = placed
+            tolerance = int(self.settings.transform_tolerance * 1e9)
+            placed = placed._replace(stamp_ns=self._now_ns() + tolerance)
+        if self._plan is not None:
+            self._plan.note_sent(placed.parent, placed.child, placed.stamp_ns)
+        self._broadcaster.send(placed.parent, placed.child, placed.stamp_ns, placed.matrix)
+
+    def _repeat_transform(self) -> None:
+        """Send the last map -> odom again, as AMCL does: the odometry below it moves on between the clouds."""
+        with self._gate:
+            if self._standing is not None and self.settings.publish_tf and self._session != INACTIVE:
+                self._send_transform(self._standing)
 
     def _latency(self, status: TrackingStatus) -> float:
         return (self._now_ns() - conversion.stamp_to_ns(status.header.stamp)) * 1e-9
 
-    def _publish_status(self, status: TrackingStatus) -> None:
+    def _publish_status(self, status: TrackingStatus, session: int) -> None:
         self._count()
         status.latency = self._latency(status)
         status.frames_received, status.frames_processed = self.health.received, self.health.processed + 1
         status.frames_dropped, status.frames_rejected = self.health.dropped, sum(self.health.rejected.values())
-        if "status" in self._outputs:
-            self._outputs["status"].publish(status)
+        self._send(Output("status", status), session)
 
-    def _reject(self, header: Any, reason: int, kind: str, sentence: str) -> None:
+    def _reject(self, header: Any, refusal: Refusal, session: int) -> None:
         """Say why a cloud was left out: in the status, in the diagnostics, and now and then in the log."""
-        self.health.rejected[kind] += 1
+        if session != self._session:
+            return
+        self.health.rejected[refusal.kind] += 1
         self.health.rejected_in_a_row += 1
-        self.health.last_rejection = sentence
-        self.get_logger().warning(sentence, throttle_duration_sec=5.0)
+        self.health.last_rejection = refusal.sentence
+        self.get_logger().warning(refusal.sentence, throttle_duration_sec=5.0)
         stamp_ns, frame_id = (conversion.stamp_to_ns(header.stamp), header.frame_id) if header else (0, "")
-        status = status_message(stamp_ns, frame_id, _STATES[self._state], self.settings.mode)
-        status.reason, status.reason_text = reason, sentence
-        self._publish_status(status)
+        status = status_message(stamp_ns, frame_id, "REFUSED", self.settings.mode)
+        status.reason, status.reason_text = refusal.reason, refusal.sentence
+        status.keyframes = self._mode.keyframe_count() if self._mode is not None else 0
+        self._publish_status(status, session)
 
     def _on_worker_error(self, arrival: Arrival, error: Exception) -> None:
         """An error that nobody foresaw: log it once, leave the cloud out, go on with the next."""
@@ -278,7 +392,8 @@ class LepardNode(LifecycleNode):
             self._errors_logged.add(sentence)
             self.get_logger().error(sentence + "\n" + "".join(traceback.format_exception(error)))
         header = self._read(arrival)[1]
-        self._reject(header, int(TrackingStatus.REASON_INTERNAL_ERROR), "internal error", sentence)
+        refusal = Refusal(int(TrackingStatus.REASON_INTERNAL_ERROR), "internal error", sentence)
+        self._reject(header, refusal, arrival.session)
 
     def _now_ns(self) -> int:
         return int(self.get_clock().now().nanoseconds)
@@ -289,18 +404,34 @@ class LepardNode(LifecycleNode):
         if self._mode is None:
             response.message = "The node is not configured; configure it first."
             return response
-        self._guard = InputGuard()
-        self._reset()
-        response.success, response.message = True, "Tracking starts anew with the next cloud."
+        self._guard = InputGuard(self.settings.change_after)
+        where = self._reset()
+        response.success, response.message = True, f"Tracking starts anew with the next cloud. {where}".strip()
         return response
 
-    def _reset(self) -> None:
+    def _reset(self) -> str:
+        """Begin a new map; says where the old one was set aside, if it was not saved."""
         with self._lock:
-            if self._mode is not None:
-                self._mode.reset()
+            if self._mode is None:
+                return ""
+            where = self._set_aside(self._mode)
+            self._mode.reset()
+            self._standing = None
             if self._plan is not None:
                 self._plan.forget_motion()
-        self._state = int(TrackingStatus.INITIALISING)
+        return where
+
+    def _set_aside(self, mode: Mode) -> str:
+        """Save a map that would be lost, in place of the one that was set aside before; a sentence about it."""
+        if not mode.unsaved():
+            return ""
+        target = Path(self.settings.map_directory).expanduser() / f"{self.settings.map_name}{SET_ASIDE}"
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            return f"The map was not saved, so it was set aside: {mode.save(target)}."
+        except (OSError, InputError) as error:
+            self.get_logger().error(f"The map was not saved and could not be set aside: {error}")
+            return "The map was not saved, and setting it aside failed; the log says why."
 
     def _on_save(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         """Write the map below map_directory; the service takes no path, so nothing else can be written."""
@@ -331,6 +462,7 @@ class LepardNode(LifecycleNode):
     def _take_parameters(self, parameters: list[Parameter[Any]]) -> None:
         if any(one.name in settings_fields() for one in parameters):
             self.settings = read_settings(self)
+            self._guard.change_after = self.settings.change_after
             with self._lock:
                 if self._mode is not None:
                     self._mode.apply(self.settings)
@@ -347,6 +479,7 @@ class LepardNode(LifecycleNode):
         topic = "points" if self.settings.input == "cloud" else "depth"
         self.health.publishers = self.count_publishers(self.resolve_topic_name(topic))
         own = (self.get_name(), self.get_namespace())
+        self.health.tf_problem = self._plan.problem() if self._plan is not None else ""
         self.health.same_name = self.get_node_names_and_namespaces().count(own)
         mode = self._mode
         facts = {"mode": self.settings.mode, **(mode.facts() if mode is not None else {})}
@@ -372,21 +505,41 @@ def input_qos(name: str) -> QoSProfile:
     return QoSProfile(depth=1, reliability=reliability[name])
 
 
-def make_mode(settings: NodeSettings, plan: FramePlan) -> Mode:
-    """Load the weights, warm them up, and make the mode that the settings ask for."""
+def make_mode(settings: NodeSettings, plan: FramePlan, logger: Any) -> Mode:
+    """Load the weights, warm up everything that the first clouds will need, and make the mode of the settings."""
     import torch
 
     from lepard_ros.matcher import Matcher, MatcherSettings
 
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+    # One core stays free for tracking, which does not use torch.
+    torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() - 1))
     choices = MatcherSettings(grid=settings.grid or None)
     matcher = Matcher.from_pretrained(settings.weights or settings.mode, device=settings.device, settings=choices)
     matcher.warm_up()
+    if matcher.card.mode != settings.mode:
+        logger.warning(
+            f"The weights '{matcher.card.name}' were trained for {matcher.card.mode} scenes, but the mode is "
+            f"{settings.mode}; leave the parameter weights empty to take those of the mode."
+        )
+    description = f"weights {matcher.card.name}, device {matcher.device}, {torch.get_num_threads()} threads"
     if settings.mode == "deformable":
         from lepard_ros.ros.deformable_mode import DeformableMode
 
-        return DeformableMode(matcher, settings, plan)
+        return DeformableMode(matcher, settings, plan, description)
     from lepard_ros.ros.rigid_mode import RigidMode
 
-    return RigidMode(matcher, settings, plan)
+    return RigidMode(matcher, settings, plan, description, closes_loops=_ready_for_loops(settings, logger))
+
+
+def _ready_for_loops(settings: NodeSettings, logger: Any) -> bool:
+    """Import and run the pose graph once, which takes seconds the first time; False where Open3D is missing."""
+    from lepard_ros.tracking.pose_graph import Edge, PoseGraph
+
+    if not settings.loop_closures or not settings.mapping:
+        return settings.loop_closures
+    try:
+        PoseGraph([Edge(0, 1, np.eye(4), 1e-4 * np.eye(6))]).optimised({0: np.eye(4), 1: np.eye(4)})
+    except InputError as error:
+        logger.warning(f"Loops are not closed: {error}")
+        return False
+    return True

@@ -46,7 +46,7 @@ class NodeSettings:
         high=1.0,
     )
     device: str = _option("auto", "Where the network runs.", choices=("auto", "cpu", "cuda"))
-    threads: int = _option(0, "Threads of the network on the CPU; 0 leaves it to torch.", low=0, high=256)
+    threads: int = _option(0, "Threads of the network on the CPU; 0: all cores but one.", low=0, high=256)
     fallback: str = _option(
         "none", "Classical method tried when every alignment by Lepard is refused.", choices=("none", "fpfh")
     )
@@ -54,6 +54,11 @@ class NodeSettings:
     # What comes in.
     input: str = _option(
         "cloud", "cloud: topic points; depth: topics depth and camera_info.", choices=("cloud", "depth")
+    )
+    rectified: str = _option(
+        "by_name",
+        "Whether depth images are free of lens distortion; by_name: if their topic has 'rect' in its last part.",
+        choices=("by_name", "always", "never"),
     )
     qos: str = _option(
         "sensor_data",
@@ -64,6 +69,16 @@ class NodeSettings:
     max_range: float = _option(
         FARTHEST, "Points farther from the sensor are left out [m].", low=0.1, high=1000.0, live=True
     )
+    change_after: int = _option(
+        5,
+        "Clouds in a row with another frame, or with stamps that jump, before the place in the map is searched again.",
+        low=1,
+        high=1000,
+        live=True,
+    )
+    reset_on_time_jump: bool = _option(
+        False, "Start a new map when time jumps back for good, as when a bag starts over.", live=True
+    )
     silence: float = _option(
         2.0, "Without input for this long the diagnostics warn [s].", low=0.1, high=3600.0, live=True
     )
@@ -72,7 +87,34 @@ class NodeSettings:
     map_frame: str = _option("map", "The frame that the poses are given in.")
     base_frame: str = _option("", "If set, map -> this frame is published instead of map -> the cloud's frame.")
     odom_frame: str = _option("", "If set, map -> this frame is published, so that another odometry goes on below it.")
+    prediction: str = _option(
+        "motion",
+        "Where the next cloud's alignment starts: gone on as before, or moved as odom_frame's odometry says.",
+        choices=("motion", "odom"),
+    )
+    sensor_frame: str = _option(
+        "", "The sensor's frame, if the clouds come in another one (base_link); they are moved to it by TF."
+    )
+    upright: str = _option(
+        "sensor",
+        "How a new map stands without base_frame and odom_frame: as the first cloud's frame; z up for a level optical "
+        "frame; or z up by gravity from the topic imu.",
+        choices=("sensor", "optical", "imu"),
+    )
     publish_tf: bool = _option(True, "Publish the transform; the odometry topic is published in any case.", live=True)
+    tf_rate: float = _option(
+        20.0,
+        "How often map -> odom_frame is repeated while the pose is known [Hz]; 0: once for each cloud.",
+        low=0.0,
+        high=200.0,
+    )
+    transform_tolerance: float = _option(
+        0.2,
+        "By how much the repeated transform is dated ahead, so that others find it [s].",
+        low=0.0,
+        high=5.0,
+        live=True,
+    )
     tf_timeout: float = _option(
         0.2, "How long a cloud waits for a missing transform [s].", low=0.0, high=10.0, live=True
     )
@@ -148,6 +190,8 @@ def check_together(settings: NodeSettings) -> None:
     taken = [name for name in (settings.map_frame, settings.odom_frame, settings.base_frame) if name]
     if not settings.map_frame or len(set(taken)) != len(taken):
         raise InputError("map_frame must be set, and map_frame, odom_frame and base_frame must differ from each other.")
+    if settings.prediction == "odom" and not settings.odom_frame:
+        raise InputError("prediction is odom but odom_frame is empty; set odom_frame to the odometry's frame.")
     if not settings.mapping and not settings.map_file:
         raise InputError("mapping is false but map_file is empty; name the map to localise in.")
 

@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from geometry_msgs.msg import PoseWithCovarianceStamped
 from nav_msgs.msg import Odometry
 from nav_msgs.msg import Path as PathMessage
 from sensor_msgs.msg import PointCloud2
 from visualization_msgs.msg import MarkerArray
 
 from lepard_ros.errors import InputError
+from lepard_ros.geometry.arrays import FloatArray
+from lepard_ros.geometry.poses import compose_covariance, twist_transport
+from lepard_ros.geometry.rigid_motion import invert, move
 from lepard_ros.msg import Correspondences, TrackingStatus
-from lepard_ros.registration.kabsch import move
-from lepard_ros.registration.types import FloatArray, Registration
+from lepard_ros.registration.types import Registration
 from lepard_ros.ros import conversion
 from lepard_ros.ros.conversion import Frame
 from lepard_ros.ros.frames import Anchor, FramePlan
@@ -23,12 +26,15 @@ from lepard_ros.ros.markers import match_markers
 from lepard_ros.ros.modes import LATCHED, TF, Output, Placement, Result, Topic
 from lepard_ros.ros.parameters import NodeSettings
 from lepard_ros.ros.status import reason_code, status_message
-from lepard_ros.tracking.poses import compose_covariance
 from lepard_ros.tracking.rigid import RigidTracker
-from lepard_ros.tracking.track import Track, TrackerSettings
+from lepard_ros.tracking.track import Track, TrackerSettings, Twist
 
 # A longer path is thinned out: rclpy needs about 10 microseconds for each pose.
 MAX_PATH_POSES = 1000
+# A map's first pose is exact by definition, but filters take a covariance of zero for "unknown": metres and radians.
+MIN_SIGMA = 1e-3
+# When memory does not suffice, a cloud is tried again on a grid so many times the network's own: a ninth of the points.
+COARSER = 3.0
 
 
 class RigidMode:
@@ -37,45 +43,92 @@ class RigidMode:
     topics: ClassVar[dict[str, Topic]] = {
         "correspondences": Topic(Correspondences),
         "odometry": Topic(Odometry),
+        "pose": Topic(PoseWithCovarianceStamped),
         "markers": Topic(MarkerArray),
         "path": Topic(PathMessage, LATCHED),
         "map": Topic(PointCloud2, LATCHED),
     }
 
-    def __init__(self, matcher: Any, settings: NodeSettings, plan: FramePlan) -> None:
-        """Start with an empty map, or with the one that `map_file` names."""
+    def __init__(
+        self,
+        matcher: Any,
+        settings: NodeSettings,
+        plan: FramePlan,
+        description: str = "",
+        closes_loops: bool = True,
+    ) -> None:
+        """Start with an empty map, or with the one that `map_file` names. closes_loops: if the settings say so too."""
+        self._closes_loops = closes_loops
+        self.description = description
         self._settings, self._plan, self._matcher = settings, plan, matcher
-        self._tracker = _make_tracker(matcher, settings)
+        self.coarse_grid: float | None = COARSER * (matcher.settings.grid or matcher.config.grid)
+        self._tracker = self._make_tracker()
         self._keyframe_stamps: dict[int, int] = {}
         self._map_due_ns = 0
         self._map_changed = len(self._tracker.keyframes) > 0
+        self._unsaved = False
+        self._hint: FloatArray | None = None
+
+    def keyframe_count(self) -> int:
+        """How many keyframes are held."""
+        return len(self._tracker.keyframes)
 
     def process(self, frame: Frame, wanted: set[str]) -> Result:
         """Find the anchor in TF, track the cloud, and say what came of it."""
         anchor = self._plan.anchor(frame.frame_id, frame.stamp_ns)
-        track = self._tracker.process(frame.points, frame.stamp_ns * 1e-9)
+        if self._tracker.may_begin:
+            self._tracker.origin = self._plan.origin(anchor, frame.frame_id, frame.stamp_ns)
+        self._take_hint(anchor)
+        # The anchor's child is odom_frame then: its transform is the other odometry's word on where the sensor is.
+        odometry = invert(anchor.sensor_from_child) if self._settings.prediction == "odom" else None
+        track = self._tracker.process(frame.points, frame.stamp_ns * 1e-9, odometry)
         self._note_keyframe(track, frame)
         return Result(self._status(track, frame), self._outputs(track, frame, anchor, wanted))
 
     def apply(self, settings: NodeSettings) -> None:
         """Take over parameters that changed while running."""
         self._settings = self._plan.settings = settings
-        self._tracker.settings = tracker_settings(settings)
+        self._tracker.apply(tracker_settings(settings, self._closes_loops))
 
     def reset(self) -> None:
         """Begin anew, with the map of `map_file` if there is one."""
         if self._settings.map_file:
-            self._tracker = _make_tracker(self._matcher, self._settings)
+            self._tracker = self._make_tracker()
         else:
             self._tracker.reset()
         self._keyframe_stamps.clear()
-        self._map_due_ns, self._map_changed = 0, True
+        self._map_due_ns, self._map_changed, self._unsaved = 0, True, False
+
+    def _make_tracker(self) -> RigidTracker:
+        """A new tracker, or one that knows the map of `map_file`."""
+        settings = tracker_settings(self._settings, self._closes_loops)
+        if not self._settings.map_file:
+            return RigidTracker(self._matcher, settings)
+        return RigidTracker.load(Path(self._settings.map_file).expanduser(), self._matcher, settings)
+
+    def relocalise(self) -> None:
+        """Keep the map and find the place in it again."""
+        self._tracker.relocalise()
+
+    def hint(self, pose: FloatArray) -> None:
+        """Somebody says where the body is in the map, (4, 4): the next clouds are searched for around there."""
+        self._hint = pose
+
+    def _take_hint(self, anchor: Anchor) -> None:
+        if self._hint is not None:
+            self._tracker.relocalise(self._hint @ invert(anchor.sensor_from_body))
+            self._hint = None
+
+    def unsaved(self) -> bool:
+        """Whether the map has grown since it was loaded or saved; one cloud alone is no map yet."""
+        return self._unsaved and len(self._tracker.keyframes) > 1
 
     def save(self, directory: Path) -> str:
         """Write the keyframes to `directory`."""
         if len(self._tracker.keyframes) == 0:
             raise InputError("There is no keyframe to save yet; send clouds first.")
         self._tracker.save(directory)
+        self._unsaved = False
         return f"{len(self._tracker.keyframes)} keyframes written to {directory}"
 
     def facts(self) -> dict[str, str]:
@@ -90,6 +143,7 @@ class RigidMode:
             self._keyframe_stamps[max(one.id for one in keyframes)] = frame.stamp_ns
             self._keyframe_stamps = {id_: ns for id_, ns in self._keyframe_stamps.items() if id_ in keyframes}
         self._map_changed |= track.new_keyframe or track.loop_closed
+        self._unsaved |= track.new_keyframe
 
     def _outputs(self, track: Track, frame: Frame, anchor: Anchor, wanted: set[str]) -> Iterator[Output]:
         """The pose first: it is out before markers, path and map are even made."""
@@ -101,15 +155,18 @@ class RigidMode:
         """TF and odometry; nothing for a cloud whose pose was not accepted."""
         if track.pose is None:
             return []
-        settings, step = self._settings, anchor.sensor_from_child
-        pose = track.pose @ step
+        settings, step = self._settings, anchor.sensor_from_body
         outputs = []
         if settings.publish_tf:
-            outputs.append(Output(TF, Placement(settings.map_frame, anchor.child, frame.stamp_ns, pose)))
+            placed = track.pose @ anchor.sensor_from_child
+            outputs.append(Output(TF, Placement(settings.map_frame, anchor.child, frame.stamp_ns, placed)))
         own = track.covariance if track.covariance is not None else np.zeros((6, 6))
-        covariance = compose_covariance(track.pose, own, step, np.zeros((6, 6)))
-        odometry = conversion.odometry_message(pose, covariance, frame.stamp_ns, settings.map_frame, anchor.child)
-        return [*outputs, Output("odometry", odometry)]
+        covariance = compose_covariance(track.pose, own, step, np.zeros((6, 6))) + MIN_SIGMA**2 * np.eye(6)
+        pose = track.pose @ step
+        twist = None if track.twist is None else _carried(track.twist, step)
+        odometry = conversion.odometry_message(pose, covariance, frame.stamp_ns, settings.map_frame, anchor.body, twist)
+        stamped = PoseWithCovarianceStamped(header=odometry.header, pose=odometry.pose)
+        return [*outputs, Output("odometry", odometry), Output("pose", stamped)]
 
     def _match_outputs(self, track: Track, frame: Frame, wanted: set[str]) -> list[Output]:
         """The matches with the keyframe, as numbers and as lines."""
@@ -173,14 +230,14 @@ class RigidMode:
         return exact if exact is not None else round((track.keyframe_stamp or 0.0) * 1e9)
 
 
-def tracker_settings(settings: NodeSettings) -> TrackerSettings:
+def tracker_settings(settings: NodeSettings, closes_loops: bool = True) -> TrackerSettings:
     """The tracker's settings: its fields that are parameters of the node, by the same names."""
     names = {one.name for one in dataclasses.fields(TrackerSettings)} & set(vars(settings))
-    return TrackerSettings(**{name: getattr(settings, name) for name in names})
+    taken = TrackerSettings(**{name: getattr(settings, name) for name in names}, threaded=True)
+    return dataclasses.replace(taken, loop_closures=taken.loop_closures and closes_loops)
 
 
-def _make_tracker(matcher: Any, settings: NodeSettings) -> RigidTracker:
-    """A new tracker, or one that knows the map of `map_file`."""
-    if not settings.map_file:
-        return RigidTracker(matcher, tracker_settings(settings))
-    return RigidTracker.load(Path(settings.map_file).expanduser(), matcher, tracker_settings(settings))
+def _carried(twist: Twist, step: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The sensor's velocity and its covariance as those of the body, whose pose in the sensor's frame is `step`."""
+    carry = twist_transport(step)
+    return carry @ twist.velocity, carry @ twist.covariance @ carry.T

@@ -8,10 +8,11 @@ from numpy.typing import NDArray
 from std_msgs.msg import Header
 
 from lepard_ros.errors import InputError
+from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.msg import DeformationGraph as DeformationGraphMessage
-from lepard_ros.registration.graph import DeformationGraph
-from lepard_ros.registration.types import FloatArray, Status
-from lepard_ros.registration.warp import Warp
+from lepard_ros.registration.deformable.graph import DeformationGraph
+from lepard_ros.registration.deformable.warp import Warp
+from lepard_ros.registration.types import Status
 
 _STATUS_OF_MESSAGE = {
     DeformationGraphMessage.OK: Status.OK,

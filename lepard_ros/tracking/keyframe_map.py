@@ -1,69 +1,94 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The map: keyframes, the motions measured between them, and the path of the sensor, corrected together."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from lepard_ros.cloud.grid import grid_subsample
-from lepard_ros.registration.kabsch import invert, move
-from lepard_ros.registration.rigid import RigidSettings
-from lepard_ros.registration.types import FloatArray, Registration
+from lepard_ros.geometry.arrays import FloatArray
+from lepard_ros.geometry.poses import motion_between, orthonormal
+from lepard_ros.geometry.rigid_motion import invert, move
+from lepard_ros.geometry.voxel_grid import grid_subsample
+from lepard_ros.registration.types import Registration
 from lepard_ros.tracking.keyframes import Keyframe, KeyframeBuffer
 from lepard_ros.tracking.path import SensorPath
 from lepard_ros.tracking.pose_graph import Edge, PoseGraph
-from lepard_ros.tracking.poses import motion_between, orthonormal
-from lepard_ros.tracking.prior import NO_MATCHES, align_from_guesses, followed
 from lepard_ros.tracking.track import TrackerSettings
 from lepard_ros.tracking.views import View
 
-if TYPE_CHECKING:
-    from lepard_ros.matcher import Matcher
-
-LEAST_SHARED = 0.25  # predicted overlap from which two keyframes are worth an edge
 TIED = 3  # edges between two keyframes of one part of the map
-# How far a loop may contradict the map so far: the drift that a tracker can have gathered.
-LOOP_DRIFT = 0.3  # metres, at any distance
-LOOP_DRIFT_PER_STEP = 0.03  # metres for every keyframe in between
-LOOP_DRIFT_DEGREES = 20.0
+# A loop within this of the map as it stands only ties the keyframes together. Correcting by less would trade the local
+# map's accuracy for that of two single views (on TUM fr1_desk the error of the path doubled).
+CONTRADICTION = 0.15  # metres
+CONTRADICTION_DEGREES = 6.0
+
+
+class Correction(NamedTuple):
+    """Poses (4, 4) and covariances (6, 6) by keyframe, as the pose graph has them."""
+
+    poses: dict[int, FloatArray]
+    covariances: dict[int, FloatArray]
 
 
 class KeyframeMap:
     """Keyframes with a pose graph and the sensor's path."""
 
-    def __init__(self, matcher: "Matcher", settings: TrackerSettings, rigid: RigidSettings) -> None:
+    def __init__(self, settings: TrackerSettings) -> None:
         """An empty map."""
-        self._matcher, self._settings, self._rigid = matcher, settings, rigid
+        self.settings = settings
         self.spacing = settings.surface_spacing
+        self.grid: float | None = None  # metres, on which its clouds are encoded: chosen with the first one
         self.keyframes = KeyframeBuffer(settings.max_keyframes, settings.max_megabytes * 1e6)
         self.graph = PoseGraph()
         self.path = SensorPath(settings.max_path)
 
-    def begin(self, view: View, stamp: float) -> Keyframe:
-        """Start a map: its origin is where this cloud was seen."""
-        return self._add(view, stamp, np.eye(4), np.zeros((6, 6)))
+    def begin(self, view: View, stamp: float, pose: FloatArray) -> Keyframe:
+        """Start a map with a cloud whose pose (4, 4) in the map is known by definition."""
+        return self._add(view, stamp, pose, np.zeros((6, 6)))
 
     def insert(
-        self,
-        view: View,
-        stamp: float,
-        seen_from: Keyframe,
-        registration: Registration,
-        covariance: FloatArray,
-    ) -> tuple[Keyframe, bool]:
-        """Add a keyframe that was registered to another one; says whether a loop was closed with it."""
+        self, view: View, stamp: float, seen_from: Keyframe, registration: Registration, covariance: FloatArray
+    ) -> Keyframe:
+        """Add a keyframe that was registered to another one."""
         if registration.transform is None or registration.covariance is None:
             raise ValueError("a keyframe needs an accepted registration")
         frame = self._add(view, stamp, orthonormal(seen_from.pose @ registration.transform), covariance)
         self.graph.add(Edge(frame.id, seen_from.id, registration.transform, registration.covariance))
-        edges = self._neighbour_edges(frame, seen_from)
-        for edge in edges:
-            self.graph.add(edge)
-        if edges:
-            self._optimise()
         self._evict()
-        return frame, any(edge.loop for edge in edges)
+        return frame
+
+    def add_edges(self, edges: list[Edge]) -> list[Edge]:
+        """Add measured motions between keyframes that are still here, and return those."""
+        kept = [edge for edge in edges if edge.source in self.keyframes and edge.target in self.keyframes]
+        for edge in kept:
+            self.graph.add(edge)
+        return kept
+
+    def contradicts(self, edge: Edge) -> bool:
+        """Whether an edge disagrees with the poses by more than two alignments of one surface do."""
+        source, target = self.keyframes[edge.source].pose, self.keyframes[edge.target].pose
+        distance, turn = motion_between(target @ edge.transform, source)
+        return distance > CONTRADICTION or turn > CONTRADICTION_DEGREES
+
+    def correction(self) -> Callable[[], "Correction"]:
+        """The work of optimising the map as it is now, to be done elsewhere; the answer goes to `correct`."""
+        graph = PoseGraph(list(self.graph.edges))
+        poses = {frame.id: frame.pose for frame in self.keyframes}
+        return lambda: _optimised(graph, poses)
+
+    def correct(self, correction: "Correction") -> None:
+        """Move the keyframes; those added since the optimisation began go along with the one before them."""
+        shift = np.eye(4)
+        for frame in self.keyframes:
+            if frame.id in correction.poses:
+                corrected = correction.poses[frame.id]
+                shift = corrected @ invert(frame.pose)
+                frame.pose = orthonormal(corrected)
+                frame.covariance = correction.covariances.get(frame.id, frame.covariance)
+            else:
+                frame.pose = orthonormal(shift @ frame.pose)
 
     def has_view(self, pose: FloatArray, seen_from: Keyframe) -> bool:
         """Whether another keyframe than the one a cloud was registered to already looks from this pose (4, 4).
@@ -72,8 +97,8 @@ class KeyframeMap:
         """
         near = self.keyframes.nearest(pose)
         distance, turn = motion_between(near.pose, pose)
-        close = distance <= self._settings.keyframe_distance and turn <= self._settings.keyframe_degrees
-        return close and near is not seen_from and self.graph.linked(near.id, seen_from.id, TIED)
+        close = distance <= self.settings.keyframe_distance and turn <= self.settings.keyframe_degrees
+        return close and near is not seen_from and near.id in self.graph.around(seen_from.id, TIED)
 
     def points(self, spacing: float) -> FloatArray:
         """The whole map on a grid, (N, 3) metres in the map's frame."""
@@ -84,52 +109,10 @@ class KeyframeMap:
         return grid.numpy()
 
     def _add(self, view: View, stamp: float, pose: FloatArray, covariance: FloatArray) -> Keyframe:
+        view.settle()
         frame = Keyframe(self.keyframes.next_id, stamp, pose, view, covariance)
         self.keyframes.add(frame)
         return frame
-
-    def _neighbour_edges(self, frame: Keyframe, known: Keyframe) -> list[Edge]:
-        """Motions from a new keyframe to others that should see the same; to old ones they are loops."""
-        if not self._settings.loop_closures:
-            return []
-        rated = self.keyframes.by_overlap(frame.surface, frame.pose, slack=0.1)
-        others = [other for share, other in rated if share > LEAST_SHARED and other not in (frame, known)]
-        recent = [other for other in others if not self._is_old(frame, other)][:2]
-        old = [other for other in others if self._is_old(frame, other)][: self._settings.loop_candidates]
-        measured = [self._aligned(frame, other) for other in recent + old]
-        unsure = [other for other, found in zip(recent + old, measured, strict=True) if other in old and not found.ok]
-        # The map may have drifted too far for a guess to lead anywhere: then the network has to find the loop.
-        matched = self._matcher.register_many(frame.cloud, [other.cloud for other in unsure]) if unsure else []
-        found = [*zip(recent + old, measured, strict=True), *zip(unsure, matched, strict=True)]
-        return [self._edge(frame, other, motion) for other, motion in found if self._credible(frame, other, motion)]
-
-    def _is_old(self, frame: Keyframe, other: Keyframe) -> bool:
-        return frame.id - other.id > self._settings.loop_gap
-
-    def _aligned(self, frame: Keyframe, other: Keyframe) -> Registration:
-        guess = invert(other.pose) @ frame.pose
-        rule = self._rigid if self._is_old(frame, other) else followed(self._rigid)
-        return align_from_guesses(frame.surface, other.surface, guess[None], NO_MATCHES, rule)
-
-    def _edge(self, frame: Keyframe, other: Keyframe, motion: Registration) -> Edge:
-        if motion.transform is None or motion.covariance is None:
-            raise ValueError("an edge needs an accepted registration")
-        return Edge(frame.id, other.id, motion.transform, motion.covariance, self._is_old(frame, other))
-
-    def _credible(self, frame: Keyframe, other: Keyframe, motion: Registration) -> bool:
-        """Whether a motion was accepted and contradicts the map by no more than drift can explain."""
-        if motion.transform is None:
-            return False
-        distance, turn = motion_between(frame.pose, other.pose @ motion.transform)
-        return distance < LOOP_DRIFT + LOOP_DRIFT_PER_STEP * (frame.id - other.id) and turn < LOOP_DRIFT_DEGREES
-
-    def _optimise(self) -> None:
-        poses = {frame.id: frame.pose for frame in self.keyframes}
-        corrected = self.graph.optimised(poses)
-        covariances = self.graph.covariances(corrected)
-        for frame in self.keyframes:
-            frame.pose = orthonormal(corrected[frame.id])
-            frame.covariance = covariances.get(frame.id, frame.covariance)
 
     def _evict(self) -> None:
         """Remove keyframes until the buffer is within its bounds."""
@@ -137,3 +120,8 @@ class KeyframeMap:
             self.keyframes.remove(gone.id)
             self.path.rebase(gone, self.keyframes.nearest(gone.pose))
             self.graph.remove_node(gone.id)
+
+
+def _optimised(graph: PoseGraph, poses: dict[int, FloatArray]) -> Correction:
+    corrected = graph.optimised(poses)
+    return Correction(corrected, graph.covariances(corrected))

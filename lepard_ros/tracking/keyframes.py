@@ -2,19 +2,16 @@
 """The keyframes: clouds with poses that the map consists of, bounded in number and in bytes."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lepard_ros.registration.icp import sample
-from lepard_ros.registration.kabsch import invert, move, rotation_angle
-from lepard_ros.registration.types import FloatArray, Surface
+from lepard_ros.geometry.arrays import FloatArray
+from lepard_ros.geometry.rigid_motion import invert, move, rotation_angle
+from lepard_ros.registration.rigid.icp import sample
+from lepard_ros.registration.types import Surface
 from lepard_ros.tracking.views import View
-
-if TYPE_CHECKING:
-    from lepard_ros.matcher import EncodedCloud
 
 PROBES = 300  # points of a cloud that are looked up to predict an overlap: good to about three per cent
 DEGREES_PER_METRE = 60.0  # a turn by this much changes the view about as much as a step of one metre
@@ -29,16 +26,16 @@ class Keyframe:
     pose: FloatArray
     view: View
     covariance: FloatArray = field(default_factory=lambda: np.zeros((6, 6)))
-
-    @property
-    def cloud(self) -> "EncodedCloud":
-        """The features."""
-        return self.view.cloud
+    nbytes: int = 0
 
     @property
     def surface(self) -> Surface:
         """The surface, in its sensor's frame."""
         return self.view.surface
+
+    def weigh(self) -> None:
+        """Count the bytes; only when the second worker is done, so that all machines evict the same keyframes."""
+        self.nbytes = self.view.nbytes
 
 
 class KeyframeBuffer:
@@ -68,12 +65,18 @@ class KeyframeBuffer:
     @property
     def nbytes(self) -> int:
         """Bytes of all encoded clouds."""
-        return sum(frame.view.nbytes for frame in self)
+        return sum(frame.nbytes for frame in self)
 
     @property
     def next_id(self) -> int:
         """An id that was never used."""
         return max(self._frames, default=-1) + 1
+
+    def copy(self) -> "KeyframeBuffer":
+        """A snapshot: the same clouds at the poses that they have now."""
+        snapshot = KeyframeBuffer(self._max_count, self._max_bytes)
+        snapshot._frames = {frame.id: replace(frame) for frame in self}
+        return snapshot
 
     def add(self, frame: Keyframe) -> None:
         """Add a keyframe; `evictable` says afterwards whether one must go."""

@@ -18,9 +18,12 @@ import numpy as np
 
 from lepard_ros.cloud.files import NUMPY_DAMAGE
 from lepard_ros.errors import InputError
-from lepard_ros.registration.types import FloatArray, Surface
+from lepard_ros.geometry.arrays import FloatArray
+from lepard_ros.registration.types import Surface
+from lepard_ros.tracking.compiled import Shape
 from lepard_ros.tracking.keyframe_map import KeyframeMap
 from lepard_ros.tracking.keyframes import Keyframe
+from lepard_ros.tracking.places import describe
 from lepard_ros.tracking.pose_graph import Edge
 from lepard_ros.tracking.views import View, see
 
@@ -32,7 +35,7 @@ FORMAT = "lepard_ros map"
 VERSION = 1
 # A plain cloud is cut into blocks about as large as what a depth camera sees (metres); they overlap by half.
 BLOCK = 5.0
-LEAST_BLOCK_POINTS = 500
+MIN_BLOCK_POINTS = 500
 
 
 def save_map(keyframe_map: KeyframeMap, directory: Path, weights_id: str) -> None:
@@ -91,7 +94,8 @@ def _write(keyframe_map: KeyframeMap, directory: Path, weights_id: str) -> None:
 
 def _write_keyframe(frame: Keyframe, directory: Path) -> dict[str, Any]:
     buffer = io.BytesIO()
-    arrays: dict[str, Any] = {**frame.cloud.to_arrays(), **_surface_to_arrays(frame.surface)}
+    features = {} if frame.view.cloud is None else frame.view.cloud.to_arrays()
+    arrays: dict[str, Any] = {**features, **_surface_to_arrays(frame.surface)}
     np.savez(buffer, **arrays)
     name = f"keyframe_{frame.id:06d}.npz"
     _write_synced(directory / name, buffer.getvalue())
@@ -148,9 +152,10 @@ def _read_keyframe(entry: dict[str, Any], directory: Path, matcher: "Matcher", s
         raise InputError(f"{directory / name} is damaged (its checksum differs); save the map again.")
     with np.load(io.BytesIO(data), allow_pickle=False) as archive:
         arrays = {key: archive[key] for key in archive.files}
-    view = View(_cloud(arrays, matcher, same_weights), _surface_from_arrays(arrays))
+    cloud = _cloud(arrays, matcher, same_weights)
+    view = View(Shape(_surface_from_arrays(arrays)), cloud=cloud, descriptor=describe(cloud))
     pose, covariance = _finite(entry["pose"], (4, 4)), _finite(entry["covariance"], (6, 6))
-    return Keyframe(int(entry["id"]), float(entry["stamp"]), pose, view, covariance)
+    return Keyframe(int(entry["id"]), float(entry["stamp"]), pose, view, covariance, view.nbytes)
 
 
 def _cloud(arrays: dict[str, Any], matcher: "Matcher", same_weights: bool) -> "EncodedCloud":
@@ -159,7 +164,8 @@ def _cloud(arrays: dict[str, Any], matcher: "Matcher", same_weights: bool) -> "E
         from lepard_ros.matcher import EncodedCloud
 
         return EncodedCloud.from_arrays(arrays, matcher.device)
-    return matcher.encode(arrays["aligned_points"])
+    stored = float(arrays["spacing"]) if "spacing" in arrays else None
+    return matcher.encode(arrays["aligned_points"], grid=matcher.settings.grid or stored)
 
 
 def _surface_to_arrays(surface: Surface) -> dict[str, Any]:
@@ -193,7 +199,10 @@ def _read_plain(keyframe_map: KeyframeMap, points: FloatArray, matcher: "Matcher
     for number, (centre, block) in enumerate(_blocks(points)):
         pose = np.eye(4)
         pose[:3, 3] = centre
-        keyframe_map.keyframes.add(Keyframe(number, 0.0, pose, see(block - centre, matcher, keyframe_map.spacing)))
+        view = see(block - centre, keyframe_map.spacing)
+        view.encode(matcher)
+        view.settle()
+        keyframe_map.keyframes.add(Keyframe(number, 0.0, pose, view, nbytes=view.nbytes))
     if not len(keyframe_map.keyframes):
         raise InputError(f"{path} has too few points for a map ({len(points)}); give a denser or larger cloud.")
 
@@ -208,6 +217,6 @@ def _blocks(points: FloatArray) -> list[tuple[FloatArray, FloatArray]]:
     for index in np.ndindex(*counts):
         centre = lowest + (highest - lowest) * (np.array(index) + 1.0) / (counts + 1.0)
         inside = points[(np.abs(points - centre) <= np.maximum(BLOCK / 2, 1e-9)).all(axis=1)]
-        if len(inside) >= LEAST_BLOCK_POINTS:
+        if len(inside) >= MIN_BLOCK_POINTS:
             blocks.append((centre, inside))
     return blocks

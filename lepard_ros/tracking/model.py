@@ -13,12 +13,14 @@ from scipy import sparse
 from scipy.spatial import cKDTree
 
 from lepard_ros.cloud.normals import surface_normals
+from lepard_ros.geometry.arrays import BoolArray, FloatArray, IntArray
+from lepard_ros.geometry.voxel_grid import cell_means
+from lepard_ros.registration.deformable.fit import local_motions
+from lepard_ros.registration.deformable.graph import DeformationGraph, GraphSettings, build_graph
+from lepard_ros.registration.deformable.normal_equations import Motion
+from lepard_ros.registration.deformable.warp import Warp, edge_stretch
 from lepard_ros.registration.free_space import FreeSpaceSettings, conflicts
-from lepard_ros.registration.graph import BoolArray, DeformationGraph, GraphSettings, build_graph
-from lepard_ros.registration.nonrigid import local_motions
-from lepard_ros.registration.normal_equations import Motion
-from lepard_ros.registration.types import FloatArray, Matches, Status, Surface
-from lepard_ros.registration.warp import Warp, edge_stretch
+from lepard_ros.registration.types import Matches, Status, Surface
 
 
 @dataclass(frozen=True)
@@ -26,23 +28,26 @@ class ModelSettings:
     """How the model is kept. Lengths in metres.
 
     spacing: of its points. fuse_reach: a live point this near to the model corrects it. grow_reach: a live point
-    farther than fuse_reach, but not than this, is new surface. steady: observations after which a point no longer
-    yields. doubts: clouds in a row that must look through a point before it goes. tears: clouds that a cut edge
-    must stay torn, that is stretched beyond `healed`, to be cut for good; wrong matches tear for one cloud, after which
-    the edge is put back. most_points, most_nodes: bounds.
+    farther than fuse_reach, but not than this, may be new surface beside the model. max_points, max_nodes: bounds.
+    min_misses: clouds in a row that must look through a point before it is removed. min_torn: clouds in a row that a
+    cut edge must stay torn to be cut for good; wrong matches tear an edge for one cloud, after which it is put back.
     """
 
-    graph: GraphSettings = field(default_factory=lambda: GraphSettings(coverage=0.025))
+    graph: GraphSettings = field(default_factory=lambda: GraphSettings(coverage=0.03))
     spacing: float = 0.01
     fuse_reach: float = 0.015
-    grow_reach: float = 0.04
-    steady: int = 20
-    doubts: int = 3
-    tears: int = 3
-    healed: float = 1.25
-    most_points: int = 60_000
-    most_nodes: int = 4_000
-    free_space: FreeSpaceSettings = field(default_factory=lambda: FreeSpaceSettings(cells=256, margin=0.04))
+    grow_reach: float = 0.05
+    min_misses: int = 3
+    min_torn: int = 3
+    max_points: int = 60_000
+    max_nodes: int = 4_000
+
+
+NEW_NODES = 4  # nodes' worth of new surface that make the graph grow
+MAX_FUSED = 20  # observations after which a point yields no further to new ones
+HEALED_STRETCH = 1.25  # a cut edge that is stretched less than this is no longer torn
+MIN_SUPPORT = 0.3  # of the node next to new surface: elsewhere the warp may be wrong, and would add a second surface
+FREE_SPACE = FreeSpaceSettings(cells=256, margin=0.04)
 
 
 class Change(NamedTuple):
@@ -56,18 +61,19 @@ class Change(NamedTuple):
 
 
 class CanonicalModel:
-    """Points (N, 3) in the rest shape with how often each was seen, the graph over them, and the last warp."""
+    """Points (N, 3) in the rest shape with outward normals and how often each was seen, the graph, the last warp."""
 
     def __init__(self, points: FloatArray, settings: ModelSettings) -> None:
         """Begin with a first cloud (N, 3), which is the rest shape; scraps that no graph can carry are left out."""
         self.settings = settings
         thinned = thin(points, settings.spacing)
         graph = build_graph(thinned, settings.graph)
-        self.points = thinned[graph.skin(thinned).covered]
+        covered = graph.skin(thinned).covered
+        self.points, self.normals = thinned[covered], surface_normals(thinned)[covered]
         self._seen = np.ones(len(self.points))
-        self._doubt = np.zeros(len(self.points), dtype=np.int64)
-        self._torn = False
-        self._wounds: dict[tuple[bytes, bytes], int] = {}  # edges that are cut, and for how many clouds
+        self._misses = np.zeros(len(self.points), dtype=np.int64)
+        self._has_cuts = False
+        self._torn: dict[tuple[bytes, bytes], int] = {}  # edges that are torn, and for how many clouds
         self.warp = Warp.rest(graph, Status.OK)
 
     @property
@@ -75,60 +81,82 @@ class CanonicalModel:
         """The graph over the model's points."""
         return self.warp.graph
 
+    @property
+    def surface(self) -> Surface:
+        """The points at rest with their outward normals."""
+        return Surface(self.points, self.normals, self.settings.spacing)
+
     def update(self, warp: Warp, live: FloatArray) -> Change:
         """Take over an accepted warp and what the live cloud (L, 3) adds, corrects and contradicts."""
-        self.warp = warp = self._mind_wounds(warp)
+        self.warp = warp = self._restore_healed_edges(warp)
         live = thin(live, self.settings.spacing)
-        normals = surface_normals(live)
+        seen = Surface(live, surface_normals(live, neighbours=10), self.settings.spacing)
         warped, covered = warp.apply(self.points)
-        fused = self._fuse(warped, covered, live, normals)
-        added = self._grow(warped, covered, live)
-        removed = self._drop_contradicted(warped, covered, Surface(live, normals, self.settings.spacing), fused)
+        fused = self._fuse(warped, covered, seen)
+        added = self._grow(warped, covered, seen)
+        removed = self._remove_seen_through(warped, covered, seen, fused)
         nodes = self._extend_graph() if added else 0
         return Change(int(fused.sum()), added, removed, nodes, warp.cut_edges)
 
-    def _mind_wounds(self, warp: Warp) -> Warp:
+    def _restore_healed_edges(self, warp: Warp) -> Warp:
         """The warp with the edges back that are no longer torn; its cut_edges are those that now are cut for good.
 
         An edge is known by the places of its nodes: their numbers change when the graph grows.
         """
-        self._wounds |= dict.fromkeys(_names(self.graph) - _names(warp.graph), 0)
-        if not self._wounds:
+        self._torn |= dict.fromkeys(_names(self.graph) - _names(warp.graph), 0)
+        if not self._torn:
             return replace(warp, cut_edges=0)
         number = {node.tobytes(): index for index, node in enumerate(warp.graph.nodes)}
-        wounds = [name for name in self._wounds if name[0] in number and name[1] in number]
-        edges = np.array([[number[end] for end in name] for name in wounds], dtype=np.int64).reshape(-1, 2)
-        closed = edge_stretch(replace(warp.graph, edges=edges), warp.translations) < self.settings.healed
-        open_for = {name: self._wounds[name] + 1 for name, heals in zip(wounds, closed, strict=True) if not heals}
-        self._wounds = {name: clouds for name, clouds in open_for.items() if clouds < self.settings.tears}
-        cut = len(open_for) - len(self._wounds)
-        self._torn |= cut > 0
-        whole = np.unique(np.concatenate([warp.graph.edges, edges[closed]]), axis=0)
+        torn = [name for name in self._torn if name[0] in number and name[1] in number]
+        edges = np.array([[number[end] for end in name] for name in torn], dtype=np.int64).reshape(-1, 2)
+        healed = edge_stretch(replace(warp.graph, edges=edges), warp.translations) < HEALED_STRETCH
+        open_for = {name: self._torn[name] + 1 for name, heals in zip(torn, healed, strict=True) if not heals}
+        self._torn = {name: clouds for name, clouds in open_for.items() if clouds < self.settings.min_torn}
+        cut = len(open_for) - len(self._torn)
+        self._has_cuts |= cut > 0
+        whole = np.unique(np.concatenate([warp.graph.edges, edges[healed]]), axis=0)
         return replace(warp, graph=replace(warp.graph, edges=whole), cut_edges=cut)
 
-    def _fuse(self, warped: FloatArray, covered: BoolArray, live: FloatArray, normals: FloatArray) -> BoolArray:
+    def _fuse(self, warped: FloatArray, covered: BoolArray, live: Surface) -> BoolArray:
         """Correct the points that the live cloud sees, along its normals; (N,) which they are."""
-        distance, index = cKDTree(live).query(warped)
-        seen = covered & (distance < self.settings.fuse_reach)
-        normal = normals[index[seen]]
-        offset = np.sum((live[index[seen]] - warped[seen]) * normal, axis=1)
-        share = offset / (np.minimum(self._seen[seen], self.settings.steady) + 1)
+        distance, index = live.tree.query(warped, distance_upper_bound=self.settings.fuse_reach)
+        seen = covered & np.isfinite(distance)
+        normal = live.normals[index[seen]]
+        offset = np.sum((live.points[index[seen]] - warped[seen]) * normal, axis=1)
+        share = offset / (np.minimum(self._seen[seen], MAX_FUSED) + 1)
         self.points[seen] += _turned_back(self.warp, self.points[seen], share[:, None] * normal)
         self._seen[seen] += 1
         return seen
 
-    def _grow(self, warped: FloatArray, covered: BoolArray, live: FloatArray) -> int:
+    def _grow(self, warped: FloatArray, covered: BoolArray, live: Surface) -> int:
         """Add live points beside the model, carried back to the rest shape."""
-        room = self.settings.most_points - len(self.points)
+        room = self.settings.max_points - len(self.points)
         if room <= 0 or not covered.any():
             return 0
-        distance = cKDTree(warped[covered]).query(live)[0]
-        new = np.flatnonzero((distance > self.settings.fuse_reach) & (distance < self.settings.grow_reach))[:room]
-        points = live[new] + self._way_back(live[new]).translation
+        new = self._beside(warped[covered], live)[:room]
+        back = self._way_back(live.points[new])
+        points = live.points[new] + back.translation
+        normals = np.einsum("nij,nj->ni", back.rotation, live.normals[new])
         # Two poses of one place may both be "new" and fall together in the rest shape.
-        points = points[cKDTree(self.points).query(points)[0] > 0.5 * self.settings.spacing]
-        self._append(points)
-        return len(points)
+        apart = cKDTree(self.points).query(points)[0] > 0.5 * self.settings.spacing
+        self._append(points[apart], normals[apart])
+        return int(apart.sum())
+
+    def _beside(self, warped: FloatArray, live: Surface) -> IntArray:
+        """Numbers of the live points that go on where the warped model (W, 3) ends.
+
+        A point that lies off the model across the surface rather than along it is no new surface: it is the known one
+        under a warp that is not exact, and would make a second surface.
+        """
+        distance, index = cKDTree(warped).query(live.points, distance_upper_bound=self.settings.grow_reach)
+        new = np.flatnonzero((distance > self.settings.fuse_reach) & np.isfinite(distance))
+        step = live.points[new] - warped[index[new]]
+        across = np.abs(np.einsum("ni,ni->n", step, live.normals[new]))
+        along = across < 0.5 * distance[new]
+        if len(self.warp.support) == len(self.graph.nodes):
+            nearest = cKDTree(self.warp.moved_nodes).query(live.points[new])[1]
+            along &= self.warp.support[nearest] >= MIN_SUPPORT
+        return new[along]
 
     def _way_back(self, live: FloatArray) -> Motion:
         """The motion to the rest shape at points beside the model: that of the nodes around.
@@ -137,35 +165,35 @@ class CanonicalModel:
         """
         use = self.graph.active
         pairs = Matches(self.warp.moved_nodes[use], self.graph.nodes[use], np.ones(int(use.sum())))
-        return local_motions(live, pairs, width=2 * self.settings.graph.coverage)
+        return local_motions(live, pairs, width=0.05)
 
-    def _append(self, points: FloatArray) -> None:
-        self.points = np.concatenate([self.points, points])
+    def _append(self, points: FloatArray, normals: FloatArray) -> None:
+        self.points, self.normals = np.concatenate([self.points, points]), np.concatenate([self.normals, normals])
         self._seen = np.concatenate([self._seen, np.ones(len(points))])
-        self._doubt = np.concatenate([self._doubt, np.zeros(len(points), dtype=np.int64)])
+        self._misses = np.concatenate([self._misses, np.zeros(len(points), dtype=np.int64)])
 
-    def _drop_contradicted(self, warped: FloatArray, covered: BoolArray, live: Surface, fused: BoolArray) -> int:
+    def _remove_seen_through(self, warped: FloatArray, covered: BoolArray, live: Surface, fused: BoolArray) -> int:
         """Remove points that the sensor looked through several times in a row, and how many they were."""
         old = len(warped)
-        through = covered & ~fused & conflicts(warped, live, self.settings.free_space)
-        self._doubt[:old] = np.where(through, self._doubt[:old] + 1, np.where(fused, 0, self._doubt[:old]))
-        keep = self._doubt < self.settings.doubts
-        self.points, self._seen, self._doubt = self.points[keep], self._seen[keep], self._doubt[keep]
+        through = covered & ~fused & conflicts(warped, live, FREE_SPACE)
+        self._misses[:old] = np.where(through, self._misses[:old] + 1, np.where(fused, 0, self._misses[:old]))
+        keep = self._misses < self.settings.min_misses
+        self.points, self.normals = self.points[keep], self.normals[keep]
+        self._seen, self._misses = self._seen[keep], self._misses[keep]
         return int((~keep).sum())
 
     def _extend_graph(self) -> int:
         """Spread nodes over points that the graph does not carry; how many were added."""
         missing = ~self.graph.skin(self.points).covered
-        beyond = self.graph.nearest_node(self.points)[0] > self.settings.graph.coverage
-        if not (missing | beyond).sum() * self.settings.spacing**2 > self.settings.graph.coverage**2:
-            return 0  # not a node's worth of new surface
-        old = len(self.graph.nodes)
-        if old >= self.settings.most_nodes:
+        beyond = self.graph.nearest_node(self.points)[0] > 1.5 * self.settings.graph.coverage
+        if not (missing | beyond).sum() * self.settings.spacing**2 > NEW_NODES * self.settings.graph.coverage**2:
+            return 0  # not worth to build the graph again
+        if len(self.graph.nodes) >= self.settings.max_nodes:
             return 0
         on_surface = cKDTree(self.points).query(self.graph.nodes)[0] < self.settings.graph.coverage
         graph = build_graph(self.points, self.settings.graph, keep_nodes=self.graph.nodes[on_surface])
-        if self._torn or self._wounds:
-            graph = _keep_cuts(graph, self.graph, on_surface, self.settings.graph.fewest_nodes)
+        if self._has_cuts or self._torn:
+            graph = _keep_cuts(graph, self.graph, on_surface, self.settings.graph.min_nodes)
         self.warp = self.warp.onto(graph)
         return len(graph.nodes) - int(on_surface.sum())
 
@@ -193,17 +221,14 @@ def imprint(model: CanonicalModel) -> Imprint:
     """The imprint of a model's last warp."""
     warped, covered = model.warp.apply(model.points)
     rest = model.points[covered]
-    axes = [model.warp.rotate(rest, np.tile(axis, (len(rest), 1))) for axis in np.eye(3)]
-    return Imprint(warped[covered], rest, np.stack(axes, axis=2))
+    return Imprint(warped[covered], rest, _unit_columns(model.warp.turns(rest)))
 
 
 def thin(points: FloatArray, spacing: float) -> FloatArray:
     """One point, the mean, for each occupied cell of a grid; the finite points of any cloud (..., 3)."""
     flat = np.asarray(points, dtype=np.float64).reshape(-1, 3)
     flat = flat[np.isfinite(flat).all(axis=1)]
-    _, cell, count = np.unique(np.floor(flat / spacing), axis=0, return_inverse=True, return_counts=True)
-    sums = [np.bincount(cell.reshape(-1), flat[:, axis], len(count)) for axis in range(3)]
-    return np.stack(sums, axis=1) / count[:, None]
+    return cell_means(flat, spacing)
 
 
 def _names(graph: DeformationGraph) -> set[tuple[bytes, bytes]]:
@@ -214,11 +239,15 @@ def _names(graph: DeformationGraph) -> set[tuple[bytes, bytes]]:
 
 def _turned_back(warp: Warp, points: FloatArray, vectors: FloatArray) -> FloatArray:
     """Vectors (N, 3) of the live cloud at model points (N, 3), turned to the rest shape."""
-    axes = np.stack([warp.rotate(points, np.tile(axis, (len(points), 1))) for axis in np.eye(3)], axis=2)
-    return np.einsum("nji,nj->ni", axes, vectors)
+    return np.einsum("nji,nj->ni", _unit_columns(warp.turns(points)), vectors)
 
 
-def _keep_cuts(grown: DeformationGraph, old: DeformationGraph, kept: BoolArray, fewest: int) -> DeformationGraph:
+def _unit_columns(matrices: FloatArray) -> FloatArray:
+    """Blended rotations (N, 3, 3) with columns of length 1 again."""
+    return matrices / np.maximum(np.linalg.norm(matrices, axis=1, keepdims=True), 1e-12)
+
+
+def _keep_cuts(grown: DeformationGraph, old: DeformationGraph, kept: BoolArray, min_nodes: int) -> DeformationGraph:
     """The grown graph without edges between old nodes that were far apart on the old graph: what was cut stays cut.
 
     kept: (n,) which old nodes are the first nodes of the grown graph.
@@ -233,4 +262,4 @@ def _keep_cuts(grown: DeformationGraph, old: DeformationGraph, kept: BoolArray, 
     between_old = (grown.edges < count).all(axis=1)
     apart = np.zeros(len(grown.edges), dtype=bool)
     apart[between_old] = np.asarray(near[tuple(grown.edges[between_old].T)]).ravel() == 0
-    return grown.without_edges(apart, fewest)
+    return grown.without_edges(apart, min_nodes)

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lepard_ros.registration.kabsch import invert
-from lepard_ros.registration.types import FloatArray
+from lepard_ros.geometry.arrays import FloatArray
+from lepard_ros.geometry.poses import orthonormal
+from lepard_ros.geometry.rigid_motion import invert
 from lepard_ros.tracking.keyframes import Keyframe, KeyframeBuffer
-from lepard_ros.tracking.poses import orthonormal
 
 
 class Step(NamedTuple):

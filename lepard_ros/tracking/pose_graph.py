@@ -9,15 +9,17 @@ from typing import Any
 import numpy as np
 
 from lepard_ros.cloud.open3d import import_open3d
-from lepard_ros.registration.kabsch import invert
-from lepard_ros.registration.types import FloatArray
-from lepard_ros.tracking.poses import compose_covariance, invert_covariance_frame
+from lepard_ros.geometry.arrays import FloatArray
+from lepard_ros.geometry.poses import compose_covariance, invert_covariance_frame
+from lepard_ros.geometry.rigid_motion import invert
 
 # Open3D weighs an edge by a number of corresponding points; a point's place is taken to be known to one centimetre.
 POINT_SIGMA = 0.01
 # A loop that contradicts the other edges by much more than this is taken for a mistake and loses its weight (metres):
 # more than the drift that a loop has to take back.
 LOOP_TOLERANCE = 0.5
+# Added to every variance (square metres, square radians): a covariance that is zero in a direction can be inverted.
+MIN_VARIANCE = 1e-8
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,12 @@ class PoseGraph:
             if edge.source != hub.source:
                 self.edges.append(_chain(edge, hub.reversed()))
 
-    def linked(self, first: int, second: int, hops: int) -> bool:
-        """Whether a chain of at most so many edges leads from one keyframe to another."""
-        reached = {first}
+    def around(self, node: int, hops: int) -> set[int]:
+        """The keyframes that a chain of at most so many edges ties to one, itself included."""
+        reached = {node}
         for _ in range(hops):
             reached |= {end for edge in self.edges if not reached.isdisjoint(_ends(edge)) for end in _ends(edge)}
-        return second in reached
+        return reached
 
     def optimised(self, poses: dict[int, FloatArray]) -> dict[int, FloatArray]:
         """The poses (4, 4) by id that agree best with all edges; the first one given stays where it is."""
@@ -74,11 +76,12 @@ class PoseGraph:
         graph = o3d.PoseGraph()
         for pose in poses.values():
             graph.nodes.append(o3d.PoseGraphNode(pose))
-        for edge in self.edges:
+        information = [_information(edge) for edge in self.edges]
+        for edge, weight in zip(self.edges, information, strict=True):
             ends = order[edge.source], order[edge.target]
-            graph.edges.append(o3d.PoseGraphEdge(*ends, edge.transform, _information(edge), uncertain=edge.loop))
+            graph.edges.append(o3d.PoseGraphEdge(*ends, edge.transform, weight, uncertain=edge.loop))
         option = o3d.GlobalOptimizationOption(
-            max_correspondence_distance=LOOP_TOLERANCE,
+            max_correspondence_distance=_tolerance(information) if information else LOOP_TOLERANCE,
             edge_prune_threshold=0.25,
             preference_loop_closure=1.0,
             reference_node=0,
@@ -129,11 +132,24 @@ def _chain(first: Edge, second: Edge) -> Edge:
 
 
 def _information(edge: Edge) -> FloatArray:
-    """Open3D's weight (6, 6), rotation first: alike in all directions, since its frame differs from ours."""
-    turn = float(np.trace(edge.covariance[3:, 3:])) / 3
-    shift = float(np.trace(edge.covariance[:3, :3])) / 3
-    weights = [POINT_SIGMA**2 / max(turn, 1e-8)] * 3 + [POINT_SIGMA**2 / max(shift, 1e-8)] * 3
-    return np.diag(weights)
+    """Open3D's weight (6, 6) of an edge: the inverse of its covariance, rotation first, in the source's frame.
+
+    Open3D measures the error as inv(measured) @ current, so in the source's frame; our covariance is in the target's.
+    """
+    into_source = np.zeros((6, 6))
+    into_source[:3, 3:] = into_source[3:, :3] = edge.transform[:3, :3].T  # [translation, rotation] -> [rotation, ...]
+    covariance = into_source @ edge.covariance @ into_source.T
+    return POINT_SIGMA**2 * np.linalg.inv(covariance + MIN_VARIANCE * np.eye(6))
+
+
+def _tolerance(information: list[FloatArray]) -> float:
+    """The distance in metres that makes Open3D doubt a loop from LOOP_TOLERANCE on, whatever its direction.
+
+    Open3D scales it by the mean of the last diagonal entries: the weight along z, which need not be typical.
+    """
+    along_z = np.mean([weight[5, 5] for weight in information])
+    all_directions = np.mean([np.trace(weight[3:, 3:]) / 3 for weight in information])
+    return LOOP_TOLERANCE * float(np.sqrt(all_directions / along_z))
 
 
 def _quiet(o3d: Any) -> Any:

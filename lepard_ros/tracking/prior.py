@@ -5,19 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from lepard_ros.registration.acceptance import (
-    CENTRE,
-    FEATURES,
-    Evidence,
-    agreeing_matches,
-    gather_evidence,
-    judge,
-    quality,
-)
-from lepard_ros.registration.covariance import alignment_covariance
-from lepard_ros.registration.icp import IcpSettings, align, sample, touch, tukey
-from lepard_ros.registration.rigid import RigidSettings
-from lepard_ros.registration.types import FloatArray, Matches, Registration, Status, Surface
+from lepard_ros.geometry.arrays import FloatArray
+from lepard_ros.registration.rigid.acceptance import CENTRE, FEATURES, Evidence, gather_evidence, quality
+from lepard_ros.registration.rigid.estimate import RigidSettings, verdict
+from lepard_ros.registration.rigid.icp import IcpSettings, align, sample
+from lepard_ros.registration.types import NO_MATCHES, Matches, Registration, Status, Surface
 
 METHOD = "motion"
 # A sensor that was followed so far is very likely near where its motion leads (log-odds, about 50 to 1): what would
@@ -31,7 +23,6 @@ GUESS_REACH = 0.25
 COARSE_POINTS = 600
 COARSE_ITERATIONS = 12
 FINE_ITERATIONS = 12
-NO_MATCHES = Matches(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros(0))
 
 
 def align_from_guesses(
@@ -41,7 +32,7 @@ def align_from_guesses(
 
     matches: only to say which of them agree; a motion that was guessed needs none.
     """
-    if min(len(source.points), len(target.points)) < settings.least_points:
+    if min(len(source.points), len(target.points)) < settings.min_points:
         return _refused(Status.TOO_FEW_POINTS, matches)
     few = sample(source, COARSE_POINTS)
     motions, _ = align(few, target, guesses, COARSE_ITERATIONS, _coarse(target.spacing, settings))
@@ -49,16 +40,36 @@ def align_from_guesses(
         motions = motions[[int(np.argmax(_qualities(source, target, motions, settings)))]]
     many = sample(source, settings.refine_points)
     motions, settled = align(many, target, motions, FINE_ITERATIONS, settings.icp)
-    return _judged(source, target, motions, bool(settled[0]), matches, settings)
+    return judge_guess(source, target, motions, bool(settled[0]), matches, settings)
+
+
+def judge_guess(
+    source: Surface,
+    target: Surface,
+    motion: FloatArray,
+    settled: bool,
+    matches: Matches,
+    settings: RigidSettings,
+    max_conflict: float = 1.0,
+) -> Registration:
+    """The verdict on a motion (1, 4, 4) that a guess was aligned to; no matches speak for it or against it.
+
+    max_conflict: share of points in free space from which it is refused, however well the rest fits.
+    """
+    evidence = _evidence(source, target, motion, settings, settings.refine_points)
+    found = verdict(matches, source, target, motion, evidence, settled, settings)
+    if found.ok and evidence.conflict[0] > max_conflict:
+        found = replace(found, transform=None, covariance=None, status=Status.FREE_SPACE)
+    return replace(found, method=METHOD)
 
 
 def followed(settings: RigidSettings) -> RigidSettings:
     """Settings for guesses that continue a motion which was followed so far."""
     rule = settings.acceptance
-    quality_needed = rule.least_quality - FOLLOWED_ODDS
-    determinacy_needed = rule.least_determinacy * FOLLOWED_DETERMINACY
-    milder = replace(rule, least_quality=quality_needed, least_determinacy=determinacy_needed)
-    return replace(settings, acceptance=replace(milder, least_overlap=FOLLOWED_OVERLAP))
+    quality_needed = rule.min_quality - FOLLOWED_ODDS
+    determinacy_needed = rule.min_determinacy * FOLLOWED_DETERMINACY
+    milder = replace(rule, min_quality=quality_needed, min_determinacy=determinacy_needed)
+    return replace(settings, acceptance=replace(milder, min_overlap=FOLLOWED_OVERLAP))
 
 
 def _coarse(spacing: float, settings: RigidSettings) -> IcpSettings:
@@ -67,34 +78,10 @@ def _coarse(spacing: float, settings: RigidSettings) -> IcpSettings:
     return replace(settings.icp, first_reach=widest, last_reach=settings.icp.first_reach)
 
 
-def _judged(
-    source: Surface, target: Surface, motion: FloatArray, settled: bool, matches: Matches, settings: RigidSettings
-) -> Registration:
-    """The verdict on one aligned motion (1, 4, 4)."""
-    evidence = _evidence(source, target, motion, settings, settings.refine_points)
-    status = judge(evidence, settings.acceptance)
-    accepted = status is Status.OK and settled
-    reach = settings.icp.last_reach * target.spacing
-    many = sample(source, settings.refine_points)
-    contact = touch(many, target, motion, reach, settings.icp.least_facing)
-    lying = contact.lying(target.spacing)
-    weight = tukey(contact.residual, settings.icp.kernel * reach) * contact.touching
-    return Registration(
-        transform=motion[0] if accepted else None,
-        status=Status.NOT_CONVERGED if status is Status.OK and not settled else status,
-        matches=matches,
-        inliers=agreeing_matches(matches, motion, settings.acceptance.match_radius)[0],
-        rmse=float(np.sqrt(np.mean(contact.residual[lying] ** 2))) if lying.any() else float("nan"),
-        overlap=float(lying.mean()),
-        covariance=alignment_covariance(contact, weight, motion[0], target.spacing) if accepted else None,
-        method=METHOD,
-    )
-
-
 def _evidence(source: Surface, target: Surface, motions: FloatArray, settings: RigidSettings, most: int) -> Evidence:
     """Evidence of the surfaces alone; that of the matches is set to where it speaks neither for nor against."""
     evidence = gather_evidence(NO_MATCHES, source, target, motions, settings.acceptance, most)
-    neutral = max(np.expm1(CENTRE[FEATURES.index("inliers")]), settings.acceptance.least_inliers)
+    neutral = max(np.expm1(CENTRE[FEATURES.index("inliers")]), settings.acceptance.min_inliers)
     return evidence._replace(inliers=np.full(len(motions), neutral))
 
 

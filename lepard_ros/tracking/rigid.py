@@ -1,93 +1,110 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Follow a depth sensor through a rigid scene: every cloud gets a pose, or the plain word that it has none."""
+"""Follow a depth sensor through a rigid scene: every cloud gets a pose, or the plain word that it has none.
 
-from collections.abc import Sequence
+Two workers: this one gives each cloud its pose from the motion so far; the other (`background`) runs the network for
+keyframes, loops and the search for a lost sensor.
+"""
+
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lepard_ros.errors import InputError
-from lepard_ros.registration.fallback import register_fpfh
-from lepard_ros.registration.kabsch import invert
-from lepard_ros.registration.rigid import RigidSettings
-from lepard_ros.registration.types import FloatArray, Registration, StageClock
-from lepard_ros.tracking.keyframe_map import KeyframeMap
-from lepard_ros.tracking.keyframes import Keyframe, KeyframeBuffer, view_distances
-from lepard_ros.tracking.poses import compose_covariance, extrapolate, motion_between, turned_poses
-from lepard_ros.tracking.prior import NO_MATCHES, align_from_guesses, followed
-from lepard_ros.tracking.sightings import Sighting, largest_group, preferred, same_place
-from lepard_ros.tracking.track import Track, TrackerSettings, TrackingState
-from lepard_ros.tracking.views import View, see
+from lepard_ros.geometry.arrays import FloatArray
+from lepard_ros.geometry.poses import compose_covariance, motion_between, velocity_between
+from lepard_ros.registration.types import NO_MATCHES, Registration, StageClock, Status
+from lepard_ros.tracking.background import Background
+from lepard_ros.tracking.follower import FOLLOW_SECONDS, Follower
+from lepard_ros.tracking.keyframe_map import Correction, KeyframeMap
+from lepard_ros.tracking.keyframes import Keyframe, KeyframeBuffer
+from lepard_ros.tracking.loops import Student, Study
+from lepard_ros.tracking.pose_graph import Edge
+from lepard_ros.tracking.relocaliser import Relocaliser
+from lepard_ros.tracking.sightings import Sighting, largest_group
+from lepard_ros.tracking.state import Event, next_state
+from lepard_ros.tracking.track import Track, TrackerSettings, TrackingState, Twist
+from lepard_ros.tracking.views import View, finite_points, see
 
 if TYPE_CHECKING:
     from lepard_ros.matcher import Matcher
 
-# What a sensor may do between two clouds on top of its speed: the error of two poses.
-SLACK = 0.2  # metres
-SLACK_DEGREES = 15.0
-# Turns that are tried when nothing else leads anywhere: nodding and looking aside, in degrees.
-WIDE_TURNS = turned_poses(nods=(-15.0, 0.0, 15.0), turns=(-36.0, -24.0, -12.0, 0.0, 12.0, 24.0, 36.0))
-FOLLOW_SECONDS = 0.5  # for so long after a pose the sensor counts as followed
-STAY = 0.05  # how much more overlap another keyframe must promise before it is matched instead of the last one
-
-
-class _Pending(NamedTuple):
-    """A place seen once while lost, that waits for a second look."""
-
-    stamp: float
-    pose: FloatArray
-    view: View
+TOO_FEW_POINTS = Registration(None, Status.TOO_FEW_POINTS, NO_MATCHES, np.zeros(0, dtype=bool))
 
 
 class RigidTracker:
     """A sensor's pose over time, from its clouds alone."""
 
-    def __init__(
-        self, matcher: "Matcher", settings: TrackerSettings | None = None, rigid: RigidSettings | None = None
-    ) -> None:
-        """A tracker without a map. rigid: how motions are aligned and judged."""
+    def __init__(self, matcher: "Matcher", settings: TrackerSettings | None = None) -> None:
+        """A tracker without a map. Motions are aligned and judged as the matcher's settings say."""
         self.matcher = matcher
         self.settings = settings or TrackerSettings()
-        self._rigid = rigid or RigidSettings()
-        self._followed = followed(self._rigid)
+        self.origin: FloatArray = np.eye(4)  # T_map_sensor of the cloud that starts a map
+        self._background = Background(self.settings.threaded, self.settings.background_clouds)
         self.reset()
 
-    def process(self, points: FloatArray, stamp: float) -> Track:
+    def process(self, points: FloatArray, stamp: float, odometry: FloatArray | None = None) -> Track:
         """Where the sensor was when it saw a cloud.
 
         points: (N, 3) metres in the sensor's frame, or organised (H, W, 3) with NaN. stamp: seconds.
+        odometry: (4, 4), the sensor in a frame that drifts but does not jump, to predict its motion from.
         """
         clock = StageClock()
+        self._background.next_cloud()
+        self._follower.note_stamp(stamp)
         view, problem = self._see(points)
-        clock.stop("encode")
+        clock.stop("see")
         if view is None:
-            return self._unknown(stamp, problem, [], clock)
+            return replace(self._unknown(stamp, problem, [], clock), registration=TOO_FEW_POINTS)
         if not len(self.keyframes):
             return self._begin(view, stamp, clock)
-        sightings = self._look_around(view, stamp)
+        guesses = self._follower.predict(stamp, odometry)
+        believed = None if self._doubtful else self._follower.follow(view, stamp, guesses)
         clock.stop("track")
-        believed = self._expected(sightings, stamp)
+        event, sightings = Event.FOLLOWED, [believed] if believed else []
         if believed is None:
-            sightings = self._search(view, sightings)
-            believed = self._confirmed(view, sightings, stamp)
+            believed, event, sightings = self._relocalise(view, stamp, guesses)
             clock.stop("search")
         if believed is None and self._unproven():
             return self._begin_again(view, stamp, clock)
         if believed is None:
-            return self._unknown(stamp, self._why(sightings), sightings, clock)
-        return self._known(view, stamp, believed, clock)
+            return self._unknown(stamp, self._relocaliser.why(sightings), sightings, clock)
+        return self._known(view, stamp, believed, event, odometry, clock)
 
     def reset(self) -> None:
-        """Forget everything; the next cloud starts a new map."""
-        self._map = KeyframeMap(self.matcher, self.settings, self._rigid)
-        self._state = TrackingState.INITIALISING
-        self._pending: list[_Pending] = []
-        self._last_keyframe: int | None = None
+        """Forget everything, work under way included; the next cloud starts a new map."""
+        rigid = self.matcher.settings.rigid
+        self._background.drop()
+        self._map = KeyframeMap(self.settings)
+        self._follower = Follower(self._map, self.settings, rigid)
+        self._relocaliser = Relocaliser(self.matcher, self._map, self._follower, self.settings, rigid)
+        self._student = Student(self.matcher, self.settings, rigid)
+        self._state = next_state(TrackingState.INITIALISING, Event.RESET)
         self._started_here = False  # the map was begun by this tracker, not loaded
-        self._searched = 0  # how far a search over several clouds has come
+        self._doubtful = False  # the network contradicts the motion: the next cloud is searched for
+        self._optimising = self._stale = False  # an optimisation is under way; loops came since it began
+        self._loop_closed = False  # a loop was closed and no track has told of it yet
+
+    def apply(self, settings: TrackerSettings) -> None:
+        """Change settings while tracking; the map keeps its bounds and its grid, the second worker its delay."""
+        self.settings = self._map.settings = self._follower.settings = settings
+        self._relocaliser.settings = self._student.settings = settings
+
+    def relocalise(self, hint: FloatArray | None = None) -> None:
+        """Keep the map but give up the pose: the next clouds are searched for in the map.
+
+        hint: (4, 4) T_map_sensor, about where the sensor is; the search starts there.
+        """
+        self._state = next_state(self._state, Event.MISSED)
+        self._relocaliser.forget()
+        self._follower.give_up(hint)
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether the next cloud may start a map, at `origin`."""
+        return len(self.keyframes) == 0 or self._unproven()
 
     @property
     def keyframes(self) -> KeyframeBuffer:
@@ -102,10 +119,25 @@ class RigidTracker:
         """Stamps (K,) and poses (K, 4, 4) of all accepted clouds, as corrected by loops so far."""
         return self._map.path.poses(self.keyframes)
 
+    def edges(self) -> list[Edge]:
+        """The measured motions between keyframes."""
+        return list(self._map.graph.edges)
+
+    def join(self, edges: list[Edge]) -> None:
+        """Add measured motions between keyframes and optimise the map at once."""
+        self._map.add_edges(edges)
+        self._map.correct(self._map.correction()())
+        self._follower.local_map.forget_surface()
+
+    def finish(self) -> None:
+        """Wait for the second worker and take in all that it found."""
+        self._background.finish()
+
     def save(self, directory: Path) -> None:
         """Write the map as one directory, all or nothing."""
         from lepard_ros.tracking.maps import save_map
 
+        self.finish()
         save_map(self._map, directory, self.matcher.weights_id)
 
     @classmethod
@@ -118,26 +150,41 @@ class RigidTracker:
         return tracker
 
     def _see(self, points: FloatArray) -> tuple[View | None, str]:
-        """The cloud ready for matching; or None and why not, since a sensor may well see nothing."""
+        """The cloud ready for alignment; or None and why not, since a sensor may well see nothing."""
         points = np.asarray(points)
         if points.ndim not in (2, 3) or points.shape[-1] != 3:
             raise InputError(f"A cloud must have shape (N, 3) or (H, W, 3), but has {points.shape}.")
-        flat = points.reshape(-1, 3)
-        flat = flat[np.isfinite(flat).all(axis=1)]
-        if len(flat) < self._rigid.least_points:
-            return None, f"the cloud has only {len(flat)} points"
-        view = see(flat, self.matcher, self.settings.surface_spacing)
-        if len(view.cloud.surface.points) < self._rigid.least_points:
-            return None, f"the cloud covers only {len(view.cloud.surface.points)} cells of the grid"
+        least = self.matcher.settings.rigid.min_points
+        count = len(finite_points(points))
+        if count < least:
+            return None, f"the cloud has only {count} points"
+        self._choose_grid(points)
+        view = see(points, self._map.spacing, self._map.grid)
+        if len(view.surface.points) < least:
+            return None, f"the cloud covers only {len(view.surface.points)} cells of the grid"
         return view, ""
+
+    def _choose_grid(self, points: FloatArray) -> None:
+        """Let the first cloud decide on which grid the map is encoded; a loaded map has decided already.
+
+        Surfaces are aligned on a wider grid where the network's is wider than its own.
+        """
+        if self._map.grid is not None:
+            return
+        loaded = next((frame.view.cloud for frame in self.keyframes), None)
+        grid = self.matcher.tracking_grid(finite_points(points)) if loaded is None else loaded.surface.spacing
+        self._map.grid = grid
+        self._map.spacing = self.settings.surface_spacing * max(grid / self.matcher.network_grid, 1.0)
 
     def _begin(self, view: View, stamp: float, clock: StageClock) -> Track:
         """The first cloud of a new map."""
         if not self.settings.mapping:
             return self._unknown(stamp, "there is no map to localise in and mapping is off", [], clock)
-        frame = self._map.begin(view, stamp)
+        frame = self._map.begin(view, stamp, self.origin)
         self._map.path.add(stamp, frame.id, np.eye(4))
-        self._state, self._last_keyframe, self._started_here = TrackingState.OK, frame.id, True
+        self._background.submit(lambda: view.encode(self.matcher), lambda _: frame.weigh())
+        self._follower.stay_with(frame)
+        self._state, self._started_here = next_state(self._state, Event.STARTED), True
         return Track(
             stamp=stamp,
             state=self._state,
@@ -157,141 +204,50 @@ class RigidTracker:
 
     def _begin_again(self, view: View, stamp: float, clock: StageClock) -> Track:
         """Start the map anew. No pose comes of it: the next cloud has to be registered to this one first."""
+        pace = self._follower.pace  # without it, a slow sensor would start a map with every cloud
         self.reset()
+        self._follower.pace = pace
         self._begin(view, stamp, clock)
-        self._state = TrackingState.INITIALISING
+        self._state = next_state(self._state, Event.RESET)
         reason = "the first cloud was not recognised again; the map starts anew here"
         return Track(stamp, self._state, reason, new_keyframe=True, seconds=clock.seconds)
 
-    def _look_around(self, view: View, stamp: float) -> list[Sighting]:
-        """Match the keyframes that should see most of the cloud if the sensor moved on as before."""
-        guesses = self._guesses(stamp)
-        if not guesses:
-            return []
-        rated = self.keyframes.by_overlap(view.surface, guesses[0])
-        rated.sort(key=lambda pair: -pair[0] - (STAY if pair[1].id == self._last_keyframe else 0.0))
-        frames = [frame for _, frame in rated[: self.settings.candidates]]
-        frames = frames or [self.keyframes.nearest(guesses[0])]
-        recent = abs(stamp - self._map.path.latest(self.keyframes, 1)[0][0]) <= FOLLOW_SECONDS
-        sightings = self._sight(view, frames, guesses, recent)
-        if any(sighting.registration.ok for sighting in sightings):
-            return sightings
-        return [self._look_wider(view, sighting, guesses[-1]) for sighting in sightings]
+    def _relocalise(
+        self, view: View, stamp: float, guesses: list[FloatArray]
+    ) -> tuple[Sighting | None, Event, list[Sighting]]:
+        """Let the network find the cloud: where the motion led, then in the whole map. Tracking waits for it."""
+        self._background.finish()  # so that every keyframe can be matched
+        sightings = self._background.run(lambda: self._relocaliser.look_around(view, stamp, guesses))
+        near = [s for s in sightings if self._follower.reachable_from_last(s, stamp)]
+        group = largest_group(near or self._follower.unsure)
+        if group and not self._doubtful:
+            return group[0], Event.FOLLOWED, sightings
+        self._doubtful = False
+        sightings = self._background.run(lambda: self._relocaliser.search(view, sightings))
+        found = self._background.run(lambda: self._relocaliser.confirm(view, sightings, stamp))
+        if found is None and group:
+            return group[0], Event.FOLLOWED, sightings  # in doubt, and no other place speaks against the motion
+        self._state = next_state(self._state, Event.MISSED)  # even if found at once: users shall know of a jump
+        return found, Event.FOUND, sightings
 
-    def _look_wider(self, view: View, refused: Sighting, last: FloatArray) -> Sighting:
-        """The same keyframe once more, in case the sensor was turned sharply: guesses all around the last pose."""
-        motion = self._try_guesses(view, refused.keyframe, refused.registration, list(last @ WIDE_TURNS), self._rigid)
-        return Sighting(refused.keyframe, motion)
-
-    def _guesses(self, stamp: float) -> list[FloatArray]:
-        """Poses that the motion so far suggests: gone on as before, or stood still. None after a while."""
-        latest = self._map.path.latest(self.keyframes, 2)
-        if not latest or abs(stamp - latest[0][0]) > self.settings.prior_seconds:
-            return []
-        if len(latest) == 1 or not 0 < latest[0][0] - latest[1][0] <= self.settings.prior_seconds:
-            return [latest[0][1]]
-        (last_stamp, last), (earlier_stamp, earlier) = latest
-        share = min((stamp - last_stamp) / (last_stamp - earlier_stamp), 2.0)  # no sensor goes on for ever
-        return [extrapolate(earlier, last, share), last]
-
-    def _sight(
-        self, view: View, frames: Sequence[Keyframe], guesses: Sequence[FloatArray], recent: bool = False
-    ) -> list[Sighting]:
-        """What each keyframe says: the network's motions in one batch, and those from the guesses beside them."""
-        rule = self._followed if recent else self._rigid
-        matched = self.matcher.register_many(view.cloud, [frame.cloud for frame in frames])
-        for place, frame in enumerate(frames if guesses else []):
-            matched[place] = self._try_guesses(view, frame, matched[place], guesses, rule)
-            if matched[place].ok:
-                break  # the keyframe that promised most; the others need not be tried
-        if self.settings.fallback == "fpfh" and not any(motion.ok for motion in matched):
-            matched = [self._fall_back(view, *pair) for pair in zip(frames, matched, strict=True)]
-        return [Sighting(frame, motion) for frame, motion in zip(frames, matched, strict=True)]
-
-    def _try_guesses(
-        self, view: View, frame: Keyframe, matched: Registration, guesses: Sequence[FloatArray], rule: RigidSettings
-    ) -> Registration:
-        motions = invert(frame.pose) @ np.array(guesses)
-        expected = align_from_guesses(view.surface, frame.surface, motions, matched.matches, rule)
-        return preferred(expected, matched)
-
-    def _fall_back(self, view: View, frame: Keyframe, refused: Registration) -> Registration:
-        """Classical features, where all of the network's motions were refused."""
-        second = register_fpfh(view.surface, frame.surface)
-        return second if second.ok else refused
-
-    def _expected(self, sightings: list[Sighting], stamp: float) -> Sighting | None:
-        """The best sighting at a place that the sensor can have reached since its last pose."""
-        latest = self._map.path.latest(self.keyframes, 1)
-        if not latest:
-            return None
-        near = [s for s in sightings if s.pose is not None and self._reachable(*latest[0], stamp, s.pose)]
-        group = largest_group(near)
-        return group[0] if group else None
-
-    def _reachable(self, since: float, start: FloatArray, stamp: float, pose: FloatArray) -> bool:
-        """Whether the sensor can have come from one pose to another in the time between."""
-        distance, turn = motion_between(start, pose)
-        seconds = abs(stamp - since)
-        near = distance <= SLACK + self.settings.max_speed * seconds
-        return near and turn <= SLACK_DEGREES + self.settings.max_turn * seconds
-
-    def _search(self, view: View, tried: list[Sighting]) -> list[Sighting]:
-        """Match keyframes batch by batch until two agree; a large map is searched over several clouds.
-
-        What is searched is counted and not timed, so that a slow machine finds the same places as a fast one.
-        """
-        if self._state is not TrackingState.INITIALISING:
-            self._state = TrackingState.LOST  # even if it is found at once: users shall know that the pose may jump
-        frames = self._search_order()
-        limit = min(len(frames), self._searched + self.settings.search_keyframes)
-        sightings = [sighting for sighting in tried if sighting.registration.ok]
-        while self._searched < limit and len(largest_group(sightings)) < 2:
-            batch = frames[self._searched : min(self._searched + self.settings.search_batch, limit)]
-            sightings += self._sight(view, batch, [])
-            self._searched += len(batch)
-        self._searched %= len(frames)
-        return sightings or tried
-
-    def _search_order(self) -> list[Keyframe]:
-        """All keyframes, those nearest to the last known view first; the newest first where there is none."""
-        frames = list(self.keyframes)
-        latest = self._map.path.latest(self.keyframes, 1)
-        if not latest:
-            return frames[::-1]
-        order = np.argsort(view_distances(self.keyframes.poses(), latest[0][1]), kind="stable")
-        return [frames[index] for index in order]
-
-    def _confirmed(self, view: View, sightings: list[Sighting], stamp: float) -> Sighting | None:
-        """A place found by a search, once two keyframes or two clouds agree on it: one look may be a mistake."""
-        group = largest_group(sightings)
-        if not group:
-            return None
-        best, pose = group[0], group[0].pose
-        views = {sighting.keyframe.id for sighting in group}
-        if pose is None or len(views) > 1 or any(self._second_look(view, pose, stamp, p) for p in self._pending):
-            return best
-        self._pending = [*self._pending[-2:], _Pending(stamp, pose, view)]
-        return None
-
-    def _second_look(self, view: View, pose: FloatArray, stamp: float, pending: _Pending) -> bool:
-        """Whether two clouds, each placed by the map alone, also lie on each other as the map says."""
-        if not self._reachable(pending.stamp, pending.pose, stamp, pose):
-            return False
-        guess = invert(pending.pose) @ pose
-        direct = align_from_guesses(view.surface, pending.view.surface, guess[None], NO_MATCHES, self._rigid)
-        return direct.transform is not None and same_place(direct.transform, guess)
-
-    def _known(self, view: View, stamp: float, believed: Sighting, clock: StageClock) -> Track:
+    def _known(
+        self,
+        view: View,
+        stamp: float,
+        believed: Sighting,
+        event: Event,
+        odometry: FloatArray | None,
+        clock: StageClock,
+    ) -> Track:
         """Take a sighting for true: the state, the path, and perhaps a new keyframe."""
         frame, motion = believed.keyframe, believed.registration
         if motion.transform is None or motion.covariance is None:
             raise ValueError("only an accepted registration can be believed")
         covariance = compose_covariance(frame.pose, frame.covariance, motion.transform, motion.covariance)
-        recognised = self._state is TrackingState.INITIALISING and not self._started_here
-        was_lost = self._state is TrackingState.LOST or recognised
-        self._state = TrackingState.RELOCALISED if was_lost else TrackingState.OK
-        self._last_keyframe, self._pending, self._searched = frame.id, [], 0
+        self._state = next_state(self._state, event)
+        twist = self._twist(stamp, believed)
+        self._relocaliser.forget()
+        self._follower.accept(view, believed, odometry)
         self._map.path.add(stamp, frame.id, motion.transform)
         track = Track(
             stamp=stamp,
@@ -303,14 +259,31 @@ class RigidTracker:
             keyframe_id=frame.id,
             keyframe_stamp=frame.stamp,
             keyframe_pose=frame.pose,
+            loop_closed=self._loop_closed,
+            twist=twist,
             seconds=clock.seconds,
         )
-        return self._grow(track, view, believed, clock) if self._worth_keeping(believed) and not was_lost else track
+        self._loop_closed = False
+        grows = self._state is TrackingState.OK and self._worth_keeping(believed)
+        return self._grow(track, view, believed, clock) if grows else track
+
+    def _twist(self, stamp: float, believed: Sighting) -> Twist | None:
+        """The velocity since the last pose, if that is young and no jump lies between."""
+        latest = self._map.path.latest(self.keyframes, 1)
+        if not latest or not 0 < stamp - latest[0][0] <= FOLLOW_SECONDS or self._state is not TrackingState.OK:
+            return None
+        pose, covariance = believed.pose, believed.registration.covariance
+        if pose is None or covariance is None:
+            return None
+        seconds = stamp - latest[0][0]
+        # Both poses were measured to about the same keyframe with about the same uncertainty.
+        turned = np.kron(np.eye(2), believed.registration.transform[:3, :3].T)  # type: ignore[index]
+        return Twist(velocity_between(latest[0][1], pose, seconds), turned @ (2 * covariance) @ turned.T / seconds**2)
 
     def _worth_keeping(self, believed: Sighting) -> bool:
         """Whether a cloud shows enough that the map does not have yet, and is well enough placed to build on."""
         settings, motion = self.settings, believed.registration
-        if not settings.mapping or motion.transform is None or motion.overlap < settings.keyframe_least_overlap:
+        if not settings.mapping or motion.transform is None or motion.overlap < settings.keyframe_min_overlap:
             return False
         distance, turn = motion_between(np.eye(4), motion.transform)
         moved = distance > settings.keyframe_distance or turn > settings.keyframe_degrees
@@ -318,25 +291,45 @@ class RigidTracker:
         return differs and not self._map.has_view(believed.keyframe.pose @ motion.transform, believed.keyframe)
 
     def _grow(self, track: Track, view: View, believed: Sighting, clock: StageClock) -> Track:
-        """Make the cloud a keyframe; the map, and with it the pose, may be corrected by what it closes."""
+        """Make the cloud a keyframe; the second worker ties it to the map."""
         covariance = np.zeros((6, 6)) if track.covariance is None else track.covariance
-        frame, closed = self._map.insert(view, track.stamp, believed.keyframe, believed.registration, covariance)
+        frame = self._map.insert(view, track.stamp, believed.keyframe, believed.registration, covariance)
         self._map.path.anchor_last(frame)
-        self._last_keyframe = frame.id
+        self._follower.stay_with(frame)
+        self._submit_study(frame, believed.keyframe)
         clock.stop("map")
-        return replace(
-            track,
-            pose=frame.pose,
-            covariance=frame.covariance,
-            keyframe_pose=believed.keyframe.pose,
-            new_keyframe=True,
-            loop_closed=closed,
+        return replace(track, new_keyframe=True)
+
+    def _submit_study(self, frame: Keyframe, known: Keyframe) -> None:
+        frame_then, known_then, snapshot = replace(frame), replace(known), self.keyframes.copy()
+        self._background.submit(
+            lambda: self._student.study(frame_then, known_then, snapshot), lambda study: self._take_in(study, frame)
         )
+
+    def _take_in(self, study: Study, frame: Keyframe) -> None:
+        """What the second worker found out about a keyframe."""
+        frame.weigh()
+        self._doubtful |= study.disputed
+        edges = self._map.add_edges(study.edges)
+        self._stale |= any(self._map.contradicts(edge) for edge in edges)
+        self._loop_closed |= bool(edges) and not self._stale
+        self._optimise()
+
+    def _optimise(self) -> None:
+        """Let the second worker optimise the map if edges came and it does not do so already."""
+        if self._stale and not self._optimising:
+            self._optimising, self._stale = True, False
+            self._background.submit(self._map.correction(), self._correct)
+
+    def _correct(self, correction: Correction) -> None:
+        self._map.correct(correction)
+        self._follower.local_map.forget_surface()
+        self._loop_closed, self._optimising = True, False
+        self._optimise()
 
     def _unknown(self, stamp: float, reason: str, sightings: list[Sighting], clock: StageClock) -> Track:
         """No pose; the best refused registration comes along, for those who want to see why."""
-        if len(self.keyframes) and self._state is not TrackingState.INITIALISING:
-            self._state = TrackingState.LOST
+        self._state = next_state(self._state, Event.MISSED)
         best = max(sightings, key=lambda s: s.registration.overlap, default=None)
         if best is None:
             return Track(stamp, self._state, reason, seconds=clock.seconds)
@@ -350,13 +343,3 @@ class RigidTracker:
             keyframe_pose=best.keyframe.pose,
             seconds=clock.seconds,
         )
-
-    def _why(self, sightings: list[Sighting]) -> str:
-        """Why no sighting is believed."""
-        if any(sighting.registration.ok for sighting in sightings):
-            return "a place was found, and waits for a second look"
-        best = max(sightings, key=lambda s: s.registration.overlap, default=None)
-        searched = (
-            f"searched {min(self.settings.search_keyframes, len(self.keyframes))} of {len(self.keyframes)} keyframes"
-        )
-        return f"{best.registration.status.value} ({searched})" if best else searched

@@ -3,9 +3,10 @@
 
 from dataclasses import dataclass
 
-from lepard_ros.registration.types import FloatArray, Registration
+from lepard_ros.geometry.arrays import FloatArray
+from lepard_ros.geometry.poses import motion_between, orthonormal
+from lepard_ros.registration.types import Registration
 from lepard_ros.tracking.keyframes import Keyframe
-from lepard_ros.tracking.poses import motion_between, orthonormal
 
 # Two sightings within this of each other tell of one place.
 SAME_PLACE = 0.15  # metres

@@ -3,9 +3,11 @@
 
 import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from lepard_ros.errors import InputError
-from lepard_ros.registration.types import FloatArray, Registration
+from lepard_ros.geometry.arrays import FloatArray
+from lepard_ros.registration.types import Registration
 
 
 class TrackingState(enum.Enum):
@@ -17,13 +19,22 @@ class TrackingState(enum.Enum):
     RELOCALISED = "the pose is known again"
 
 
+class Twist(NamedTuple):
+    """A velocity in the sensor's own frame: (6,) metres and radians per second [linear, angular], (6, 6) covariance."""
+
+    velocity: FloatArray
+    covariance: FloatArray
+
+
 @dataclass(frozen=True)
 class Track:
     """What became of one cloud.
 
     pose: (4, 4) T_map_sensor, or None. covariance: (6, 6) of it, [translation, rotation vector] in the map's frame.
     registration: the accepted motion from the cloud to the keyframe, or the best refused one with the reason.
-    keyframe_id, keyframe_stamp, keyframe_pose: the keyframe that `registration` leads to. seconds: by stage.
+    keyframe_id, keyframe_stamp, keyframe_pose: the keyframe that `registration` leads to.
+    loop_closed: the map was corrected by a loop before this pose. twist: None unless the cloud before had a pose too.
+    seconds: by stage.
     """
 
     stamp: float
@@ -37,6 +48,7 @@ class Track:
     keyframe_pose: FloatArray | None = None
     new_keyframe: bool = False
     loop_closed: bool = False
+    twist: Twist | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -48,9 +60,11 @@ class TrackerSettings:
     when all of Lepard's motions are refused. candidates: keyframes matched with each cloud. search_batch: keyframes
     matched at once when lost. search_keyframes: most that are searched with one cloud; the next cloud goes on.
     keyframe_distance, keyframe_degrees, keyframe_overlap: beyond (below) one of them a cloud becomes a keyframe, if
-    at least keyframe_least_overlap of it lies on the map. max_speed, max_turn: per second, what a sensor can do.
+    at least keyframe_min_overlap of it lies on the map. max_speed, max_turn: per second, what a sensor can do.
     prior_seconds: how long the last pose is a useful guess. loop_gap: keyframes in between that make a loop.
-    surface_spacing: grid on which clouds are aligned, unless the network's is finer.
+    surface_spacing: grid on which clouds are aligned. background_clouds: how many clouds later the second worker's
+    results come in. threaded: whether it is a thread beside tracking (for a live sensor) or does its work
+    at once (a replay, which gives the same poses).
     """
 
     mapping: bool = True
@@ -61,7 +75,7 @@ class TrackerSettings:
     keyframe_distance: float = 0.3
     keyframe_degrees: float = 20.0
     keyframe_overlap: float = 0.6
-    keyframe_least_overlap: float = 0.12
+    keyframe_min_overlap: float = 0.12
     max_keyframes: int = 1000
     max_megabytes: float = 1024.0
     surface_spacing: float = 0.03
@@ -72,12 +86,14 @@ class TrackerSettings:
     loop_gap: int = 8
     loop_candidates: int = 3
     max_path: int = 100_000
+    background_clouds: int = 15
+    threaded: bool = False
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
         if self.fallback not in ("none", "fpfh"):
             raise InputError(f"fallback is {self.fallback!r}; use none or fpfh.")
         counts = ("candidates", "search_batch", "search_keyframes", "max_keyframes", "max_path", "loop_gap")
-        for name in (*counts, "max_megabytes", "surface_spacing", "max_speed", "max_turn"):
+        for name in (*counts, "background_clouds", "max_megabytes", "surface_spacing", "max_speed", "max_turn"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be more than 0.")

@@ -1,11 +1,12 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Quaternions in the order of ROS messages, (x, y, z, w), as tf_transformations gives them."""
+"""Quaternions in the order of ROS messages, (x, y, z, w): by tf_transformations where it is installed."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.spatial.transform import Rotation
 
 from lepard_ros.errors import InputError
+from lepard_ros.ros.compat.libraries import ros_library
 
 Matrix = NDArray[np.float64]
 
@@ -21,6 +22,8 @@ def matrix_from_quaternion(quaternion: ArrayLike) -> Matrix:
         raise InputError(
             f"{values.tolist()} is not a rotation: give a quaternion (x, y, z, w) that is finite, not zero."
         )
+    if (library := ros_library("tf_transformations")) is not None:
+        return np.asarray(library.quaternion_matrix(values / np.linalg.norm(values)), dtype=np.float64)
     matrix = np.eye(4)
     matrix[:3, :3] = Rotation.from_quat(values).as_matrix()
     return matrix
@@ -33,5 +36,11 @@ def quaternion_from_matrix(matrix: ArrayLike) -> NDArray[np.float64]:
     [0.0, 0.0, 0.0, 1.0]
     """
     rotation = np.asarray(matrix, dtype=np.float64)[:3, :3]
-    quaternion: NDArray[np.float64] = Rotation.from_matrix(rotation).as_quat()
+    quaternion: NDArray[np.float64]
+    if (library := ros_library("tf_transformations")) is not None:
+        pose = np.eye(4)
+        pose[:3, :3] = rotation
+        quaternion = np.asarray(library.quaternion_from_matrix(pose), dtype=np.float64)
+    else:
+        quaternion = Rotation.from_matrix(rotation).as_quat()
     return -quaternion if quaternion[3] < 0 else quaternion

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.spatial.transform import Rotation, Slerp
 
+from lepard_ros.geometry.rigid_motion import invert
 from lepard_ros.ros.compat.quaternions import Matrix
 
 LATEST = 0  # As in tf2: the newest time at which every link of the chain is known.
@@ -162,14 +163,6 @@ def interpolate(before: Matrix, after: Matrix, share: float) -> Matrix:
     matrix[:3, :3] = Slerp([0.0, 1.0], rotations)(share).as_matrix()
     matrix[:3, 3] = (1.0 - share) * before[:3, 3] + share * after[:3, 3]
     return matrix
-
-
-def invert(matrix: Matrix) -> Matrix:
-    """The inverse of a (4, 4) rigid transform."""
-    inverse = np.eye(4)
-    inverse[:3, :3] = matrix[:3, :3].T
-    inverse[:3, 3] = -matrix[:3, :3].T @ matrix[:3, 3]
-    return inverse
 
 
 def _seconds(stamp_ns: int) -> str:

@@ -1,0 +1,105 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
+"""`make soak`: the real node at a sensor's rate for a long time. Does it grow, does it slow down, does it fail?
+
+python bench/soak.py --seconds 1800
+A synthesised camera walks around a room again and again, at 10 clouds a second, whatever the node makes of it. Printed
+are memory after warm-up and at the end, latency percentiles, drops, states; the exit code is 1 if memory grows, if an
+unforeseen error occurs, or if the node ends by itself.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from lepard_ros.demo.processes import (
+    node_process,
+    player_process,
+    prepare_surroundings,
+    resident_megabytes,
+    wait_for_node,
+)
+from lepard_ros.demo.recorder import Recorder
+from lepard_ros.demo.story import make_story, write_bag
+
+WALK_FRAMES = 60
+WARM_UP = 0.3  # share of the time after which memory must be flat
+MAX_GROWTH = 60.0  # megabytes; the map itself is bounded and grows only while the room is new
+INTERNAL_ERROR = "Tracking a cloud failed"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the soak test."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long (default 60)")
+    parser.add_argument("--weights", default="rigid", help="weights: a shipped name or a file (default rigid)")
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        return soak(Path(folder), args.seconds, args.weights)
+
+
+def soak(folder: Path, seconds: float, weights: str) -> int:
+    """Play the walk in a loop for some seconds and judge the node; the exit code."""
+    write_bag(make_story(seed=3, frames=WALK_FRAMES), folder / "bag")
+    prepare_surroundings()
+    recorder = Recorder()
+    log = folder / "node.log"
+    with log.open("w") as file:
+        node = node_process({"weights": weights}, file)
+        try:
+            wait_for_node(recorder, node, log)
+            memory = listen(recorder, node, folder / "bag", seconds)
+            ended = node.poll() is not None
+        finally:
+            node.terminate()
+            node.wait(60)
+            recorder.close()
+    return judge(recorder, memory, ended, log.read_text())
+
+
+def listen(recorder: Recorder, node: "subprocess.Popen[bytes]", bag: Path, seconds: float) -> list[float]:
+    """Listen while the player runs; the node's memory in megabytes, once a second."""
+    player = player_process(bag, loop_seconds=seconds)
+    memory: list[float] = []
+    with tqdm(total=round(seconds), desc="soaking", unit="s") as bar:
+        due = time.monotonic()
+
+        def going_on() -> bool:
+            nonlocal due
+            if time.monotonic() >= due:
+                memory.append(resident_megabytes(node.pid))
+                due += 1.0
+                bar.update(1)
+            return player.poll() is None and node.poll() is None
+
+        try:
+            recorder.listen_while(going_on)
+        finally:
+            player.terminate()
+            player.wait(60)
+    return memory
+
+
+def judge(recorder: Recorder, memory: list[float], ended: bool, log: str) -> int:
+    """Print the figures; 0 if all is well."""
+    notes = recorder.recorded.frames
+    latency = np.array([note.latency for note in notes]) if notes else np.zeros(1)
+    warm = memory[int(len(memory) * WARM_UP) :] or [0.0]
+    growth = warm[-1] - warm[0]
+    failures = log.count(INTERNAL_ERROR)
+    states = {state: sum(note.state == state for note in notes) for state in ("OK", "RELOCALISED", "LOST")}
+    print(f"clouds processed      {len(notes)}, dropped {notes[-1].dropped if notes else 0}")
+    print(f"states                {', '.join(f'{name} {count}' for name, count in states.items())}")
+    print(f"latency               median {np.median(latency):.2f} s, 95 % {np.percentile(latency, 95):.2f} s")
+    print(f"memory after warm-up  {warm[0]:.0f} MB, at the end {warm[-1]:.0f} MB ({growth:+.0f})")
+    print(f"unforeseen errors     {failures}{', and the node ended by itself' if ended else ''}")
+    return 1 if ended or failures or growth > MAX_GROWTH or not notes else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

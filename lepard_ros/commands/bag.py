@@ -1,0 +1,93 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
+"""`lepard bag make SRC OUT` turns a recording of a depth camera into a rosbag2; `lepard bag info BAG` lists one."""
+
+import argparse
+from pathlib import Path
+
+from lepard_ros.data.bag_reader import open_bag
+from lepard_ros.data.recordings import CAMERA_HELP
+from lepard_ros.errors import InputError
+from lepard_ros.synthesis.room_recording import make_bag
+
+HELP = "make a rosbag2 from depth images, or list what a bag holds"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `lepard bag`."""
+    actions = parser.add_subparsers(dest="action", required=True)
+    make = actions.add_parser(
+        "make",
+        help="write a rosbag2 from a TUM or 7-Scenes folder, or from a synthetic room",
+    )
+    make.add_argument(
+        "source",
+        help="TUM folder (depth/*.png, groundtruth.txt or poses.txt); 7-Scenes folder; synthetic:SEED",
+    )
+    make.add_argument("--camera", type=Path, metavar="FILE", help=CAMERA_HELP)
+    make.add_argument("output", type=Path, help="the new bag (a directory)")
+    make.add_argument(
+        "--depth",
+        action="store_true",
+        help="write depth images instead of clouds",
+    )
+    make.add_argument("--tf", action="store_true", help="write the truth to /tf (not to be played into the node)")
+    make.add_argument(
+        "--stride",
+        type=int,
+        default=1,
+        help="keep every n-th pixel of a row and a column (default 1)",
+    )
+    make.add_argument("--every", type=int, default=1, help="keep every n-th image (default 1)")
+    make.add_argument(
+        "--gap",
+        type=float,
+        nargs=2,
+        metavar=("START", "SECONDS"),
+        help="leave out the images of this time (a kidnap)",
+    )
+    make.add_argument(
+        "--frames",
+        type=int,
+        help="keep the first n images (synthetic: how many to make, default 60)",
+    )
+    make.add_argument(
+        "--rate",
+        type=float,
+        default=10.0,
+        help="images a second of a synthetic room (default 10)",
+    )
+    make.add_argument(
+        "--storage",
+        choices=("mcap", "sqlite3"),
+        default="mcap",
+        help="file format (default mcap)",
+    )
+    info = actions.add_parser("info", help="list the topics of a bag")
+    info.add_argument("bag", type=Path, help="the bag (a directory, .mcap, .db3 or .bag)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make or list a bag."""
+    if args.action == "info":
+        with open_bag(args.bag) as bag:
+            print(bag.describe())
+        return 0
+    if min(args.stride, args.every) < 1 or (args.frames is not None and args.frames < 1):
+        raise InputError("--stride, --every and --frames must be 1 or more.")
+    gap = (args.gap[0], args.gap[1]) if args.gap else None
+    count = make_bag(
+        args.source,
+        args.output,
+        depth=args.depth,
+        tf=args.tf,
+        stride=args.stride,
+        every=args.every,
+        gap=gap,
+        frames=args.frames,
+        rate=args.rate,
+        storage=args.storage,
+        progress=True,
+        camera_file=args.camera,
+    )
+    print(f"{args.output}: {count} frames. Replay them with: lepard replay {args.output}")
+    return 0

@@ -1,0 +1,66 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
+"""`lepard replay BAG`: track a recorded bag and write what came of it."""
+
+import argparse
+from pathlib import Path
+
+from lepard_ros.cloud.ranges import FARTHEST, NEAREST
+from lepard_ros.data.bag_reader import open_bag
+from lepard_ros.errors import InputError
+from lepard_ros.evaluation.replay import load_matcher, replay_bag, summary
+from lepard_ros.report.replay import prepare_output, replay_report, write_results
+from lepard_ros.tracking.rigid import RigidTracker
+from lepard_ros.tracking.track import TrackerSettings
+
+HELP = """track a recorded bag, every frame in order
+
+Reads clouds (or depth images with camera info) from a rosbag2 (mcap, sqlite3) or a ROS 1 bag, tracks the sensor and
+writes to the output folder: trajectory.tum (as published), corrected.tum (after loop closures), status.csv, map.ply,
+pictures, and with a truth in the bag (a pose topic, odometry or TF) its error, ATE and RPE."""
+
+TRUTH_HELP = "true poses: a topic, TF, or a file in TUM format (default: /ground_truth if it is there, else TF)"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `lepard replay`."""
+    parser.add_argument("bag", type=Path, help="rosbag2 directory, .mcap, .db3 or ROS 1 .bag")
+    parser.add_argument("--output", type=Path, default=Path("replay_output"), help="folder (default replay_output)")
+    parser.add_argument("--topic", help="of the clouds or depth images (default: the only one there is)")
+    parser.add_argument("--truth", metavar="TOPIC|TF|FILE", help=TRUTH_HELP)
+    parser.add_argument("--weights", default="rigid", help="rigid, a .safetensors file, or fpfh for no network")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default auto)")
+    parser.add_argument("--grid", type=float, help="metres between matched points (default: as the weights)")
+    parser.add_argument("--every", type=int, default=1, help="use every n-th frame (default 1)")
+    parser.add_argument("--min-range", type=float, default=NEAREST, help=f"metres, as the node's (default {NEAREST})")
+    parser.add_argument("--max-range", type=float, default=FARTHEST, help=f"metres, as the node's (default {FARTHEST})")
+    parser.add_argument("--map", type=Path, help="start in this saved map or cloud file")
+    parser.add_argument("--save-map", type=Path, help="save the map to this directory")
+    parser.add_argument("--localise", action="store_true", help="do not add to the map")
+    parser.add_argument("--fallback", choices=("none", "fpfh"), default="none", help="when all matches are refused")
+    parser.add_argument("--no-pictures", action="store_true", help="write no pictures")
+    parser.add_argument("--report", type=Path, metavar="DIR", help="write a self-contained page DIR/index.html")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay a bag and write what came of it."""
+    if args.every < 1:
+        raise InputError(f"--every is {args.every}; it must be 1 or more.")
+    if not 0 <= args.min_range < args.max_range:
+        raise InputError(f"--min-range {args.min_range} and --max-range {args.max_range} leave no point.")
+    settings = TrackerSettings(mapping=not args.localise, fallback=args.fallback)
+    with open_bag(args.bag) as bag:
+        topic = bag.cloud_topic(args.topic)
+        bag.truth_topic(args.truth)  # before the weights are loaded
+        prepare_output(args.output)
+        matcher = load_matcher(args.weights, args.device, args.grid)
+        tracker = RigidTracker.load(args.map, matcher, settings) if args.map else RigidTracker(matcher, settings)
+        ranges = args.min_range, args.max_range
+        replay = replay_bag(bag, tracker, topic, truth_topic=args.truth, every=args.every, ranges=ranges, progress=True)
+    write_results(replay, tracker, args.output, pictures=not args.no_pictures)
+    if args.save_map:
+        tracker.save(args.save_map)
+    print(summary(replay, tracker))
+    print(f"Written to {args.output}")
+    if args.report:
+        print(f"report: {replay_report(args.report, args.bag.name, replay, tracker)}")
+    return 0

@@ -1,0 +1,111 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
+"""The sensor of the demonstration: plays the clouds of a bag over DDS, in a process of its own.
+
+python -m lepard_ros.demo.player BAG
+It keeps to the recording's pace, but waits for the node's status before the next cloud, so that a slow machine shows
+every cloud too, only later.
+"""
+
+import argparse
+import itertools
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import rclpy
+from rclpy.node import Node
+from rclpy.qos import QoSProfile
+from sensor_msgs.msg import PointCloud2
+
+from lepard_ros.data.bag_reader import open_bag
+from lepard_ros.errors import InputError
+from lepard_ros.msg import TrackingStatus
+from lepard_ros.ros.conversion import cloud_message, stamp_to_ns
+
+DISCOVERY_SECONDS = 60.0
+STATUS_SECONDS = 60.0
+LOOP_RATE = 10.0  # clouds a second
+
+
+class Player(Node):
+    """Publishes clouds and hears when each was dealt with."""
+
+    def __init__(self) -> None:
+        """Make the publisher of the clouds."""
+        super().__init__("demo_sensor")
+        self._publisher = self.create_publisher(PointCloud2, "points", QoSProfile(depth=2))
+        self.create_subscription(TrackingStatus, "lepard/status", self._on_status, 10)
+        self._answered = 0
+
+    def play(self, bag_path: Path) -> int:
+        """Play every cloud of the bag; how many there were."""
+        self._wait(lambda: self._publisher.get_subscription_count() > 0, DISCOVERY_SECONDS, "the node does not listen")
+        self._wait(lambda: self.count_publishers("lepard/status") > 0, DISCOVERY_SECONDS, "the node does not answer")
+        with open_bag(bag_path) as bag:
+            due, last_ns, number = time.monotonic(), None, 0
+            for frame in bag.frames(bag.cloud_topic()):
+                due = max(due + (frame.stamp_ns - (last_ns or frame.stamp_ns)) * 1e-9, time.monotonic())
+                last_ns = frame.stamp_ns
+                time.sleep(max(0.0, due - time.monotonic()))
+                self._publisher.publish(cloud_message(frame.points, frame.stamp_ns, frame.frame_id))
+                self._wait(partial(self._has_answered, frame.stamp_ns), STATUS_SECONDS, "no status came")
+                number += 1
+        return number
+
+    def loop(self, bag_path: Path, seconds: float) -> int:
+        """Play there and back again at LOOP_RATE, stamped with the present time, whether the node follows or not."""
+        self._wait(lambda: self._publisher.get_subscription_count() > 0, DISCOVERY_SECONDS, "the node does not listen")
+        with open_bag(bag_path) as bag:
+            frames = list(bag.frames(bag.cloud_topic()))
+        deadline, number = time.monotonic() + seconds, 0
+        for frame in itertools.cycle([*frames, *frames[-2:0:-1]]):
+            if time.monotonic() > deadline:
+                return number
+            due = time.monotonic() + 1.0 / LOOP_RATE
+            stamp_ns = int(self.get_clock().now().nanoseconds)
+            self._publisher.publish(cloud_message(frame.points, stamp_ns, frame.frame_id))
+            number += 1
+            rclpy.spin_once(self, timeout_sec=0.0)
+            time.sleep(max(0.0, due - time.monotonic()))
+        return number
+
+    def _has_answered(self, stamp_ns: int) -> bool:
+        return self._answered >= stamp_ns
+
+    def _on_status(self, status: TrackingStatus) -> None:
+        self._answered = max(self._answered, stamp_to_ns(status.header.stamp))
+
+    def _wait(self, condition: Callable[[], bool], seconds: float, problem: str) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                raise InputError(f"The demonstration stopped: {problem} for {seconds:.0f} s; its node's log says why.")
+            rclpy.spin_once(self, timeout_sec=0.05)
+
+
+def main() -> int:
+    """Play the bag named on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("bag", type=Path, help="the bag to play")
+    parser.add_argument("--loop", type=float, default=0.0, help="play for so many seconds, at the sensor's rate")
+    args = parser.parse_args()
+    rclpy.init()
+    player = Player()
+    try:
+        if args.loop:
+            player.loop(args.bag, args.loop)
+        else:
+            player.play(args.bag)
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    finally:
+        player.destroy_node()
+        rclpy.try_shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

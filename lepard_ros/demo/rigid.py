@@ -1,0 +1,86 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
+"""`lepard demo --mode rigid`: a camera that is carried around a room, and where the node says it is."""
+
+from pathlib import Path
+
+from lepard_ros.data.bag_writer import CAMERA_FRAME
+from lepard_ros.demo import pictures
+from lepard_ros.demo.processes import run_node
+from lepard_ros.demo.results import FALSE_POSE, RigidFigures, Rows, effort_rows, write_page
+from lepard_ros.demo.results import measure_rigid as measure
+from lepard_ros.demo.story import RigidRun, Story
+from lepard_ros.demo.story import make_story as record
+
+__all__ = ["MIN_FRAMES", "OPENING", "SEED", "measure", "play_into_node", "record", "what_went_wrong", "write_report"]
+
+OPENING = "Rendering a room"
+SEED = 3
+MIN_FRAMES = 20
+MIN_TRACKED = 0.8  # share of the clouds that show something; less is no demonstration
+_STORY = (
+    "A depth camera was carried once around a synthesised room. Then a hand covered its lens, and when the hand was "
+    "gone the camera was somewhere else in the room. The recording was played as ROS 2 point clouds from one process "
+    "into the node <code>lepard</code> in another. For every cloud the node either publishes the camera's pose in its "
+    "map (TF <code>map</code> &rarr; the camera's frame, and odometry with covariance), or says that it does not know "
+    "it: it never guesses. All figures compare what was published with the true poses."
+)
+
+
+def play_into_node(story: Story, output: Path, weights: str, fallback: str) -> RigidRun:
+    """Play the bag in `output` into the node, and record what it publishes."""
+    from lepard_ros.demo.recorder import Recorder
+
+    recorder = Recorder()
+    parameters = {"weights": weights, "fallback": fallback}
+    node = run_node(recorder, output / "bag", len(story.stamps_ns), parameters, output / "node.log")
+    return RigidRun(story, recorder.recorded, CAMERA_FRAME, node, weights)
+
+
+def what_went_wrong(run: RigidRun, figures: RigidFigures) -> list[str]:
+    """One sentence for each thing that a working node does not do."""
+    wrong = []
+    if figures.tracked < MIN_TRACKED * figures.seen:
+        wrong.append("Too few clouds were given a pose.")
+    if figures.false_poses:
+        wrong.append("A pose was published that is far from the truth.")
+    if run.node.exit_code:
+        wrong.append(f"The node ended with code {run.node.exit_code}.")
+    return wrong
+
+
+def write_report(run: RigidRun, figures: RigidFigures, output: Path, seconds: float) -> str:
+    """Write pictures and report.html to `output`; the closing words with the table and the paths."""
+    rows = table_rows(run, figures)
+    drawn = {
+        "storyboard.png": pictures.draw_walk(run, output / "storyboard.png"),
+        "path.png": pictures.draw_path(run, figures, output / "path.png"),
+        "error.png": pictures.draw_error(run, figures, output / "error.png"),
+        "matches.png": pictures.draw_matches(run, output / "matches.png"),
+    }
+    return write_page(output, _STORY, rows, drawn, seconds)
+
+
+def table_rows(run: RigidRun, figures: RigidFigures) -> Rows:
+    """Name and value of every line of the table."""
+    notes, story = run.recorded.frames, run.story
+    covered = int(story.covered.sum())
+    found = figures.frames_until_found
+    again = f"with cloud {found} after the lens was free" if found else "not found again"
+    rows = [
+        ("clouds played over DDS", f"{len(story.stamps_ns)}, of which {covered} with a covered lens"),
+        ("clouds answered / dropped", f"{len(notes)} / {notes[-1].dropped if notes else 0}"),
+        ("pose published", f"{figures.tracked} of {figures.seen} clouds that show something"),
+        ("no pose with a covered lens", f"{figures.silent_when_covered} of {covered} clouds"),
+        ("known place recognised", again),
+        (f"false poses (over {FALSE_POSE} m off)", str(figures.false_poses)),
+    ]
+    if figures.error is not None:
+        error = figures.error
+        relative = f"{error.rpe_translation * 100:.1f} cm, {error.rpe_rotation:.2f} degrees"
+        rows += [
+            ("position error (ATE RMSE)", f"{error.ate_rmse * 100:.1f} cm"),
+            ("drift over a second (RPE)", relative),
+        ]
+    loops = sum(note.loop_closed for note in notes)
+    rows.append(("keyframes / loops closed", f"{notes[-1].keyframes if notes else 0} / {loops}"))
+    return rows + effort_rows(notes, run.node, run.weights)

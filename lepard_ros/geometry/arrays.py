@@ -1,0 +1,10 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
+"""Names for what everything here passes around: arrays, and the source of random numbers."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.floating]
+IntArray = NDArray[np.integer]
+BoolArray = NDArray[np.bool_]
+Generator = np.random.Generator

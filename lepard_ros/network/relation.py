@@ -1,0 +1,168 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
+"""Who convolves whom in a pyramid, and the operators that both kinds of convolution make of it once per cloud."""
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lepard_ros.network.workspace import Workspace
+
+# Nodes of the invariant kernel functions: elevation sin, and cosine between the normals. Radius has two halves.
+ELEVATION_NODES = (-0.7, 0.0, 0.7)
+LEAN_NODES = (0.0, 0.7, 1.0)
+INVARIANT_KERNELS = 2 * len(ELEVATION_NODES) * len(LEAN_NODES)
+# One more kernel function for each half of the radius, weighted by the twist of the surface: the only ones that change
+# in a mirror, and so the only ones that can tell a left hand from a right one.
+CHIRAL_KERNELS = 2
+CHIRAL_SCALE = 4.0  # twists are small: this brings them to the size of the other weights
+
+
+@dataclass
+class Relation:
+    """Query points, support points and neighbour indices (N, K), M for a missing one.
+
+    radius: metres. chirality: whether the invariant operator has the kernel functions of the twist.
+    workspace: for the tables of one convolution after the other. bag: the invariant operator, offsets: where the
+    neighbours are; both made on first use and shared by all layers of a level.
+    """
+
+    queries: Tensor
+    supports: Tensor
+    neighbours: Tensor
+    radius: float
+    query_normals: Tensor | None = None
+    support_normals: Tensor | None = None
+    chirality: bool = False
+    workspace: Workspace = field(default_factory=Workspace, repr=False)
+    bag: "KernelBag | None" = field(default=None, repr=False)
+    offsets: Tensor | None = field(default=None, repr=False)
+
+    def to(self, device: torch.device) -> "Relation":
+        """The same relation on another device, where its operators are made anew."""
+        moved: dict[str, Any] = {
+            f.name: v.to(device) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)
+        }
+        return replace(self, **{**moved, "workspace": Workspace(), "bag": None, "offsets": None})
+
+    def invariant_bag(self) -> "KernelBag":
+        """The sparse operator of the invariant kernel functions."""
+        if self.bag is None:
+            self.bag = KernelBag.of(self)
+        return self.bag
+
+    def neighbour_offsets(self) -> Tensor:
+        """From each query to its neighbours: (N, K, 5) with x, y, z, squared distance, 1; missing ones are far away."""
+        if self.offsets is None:
+            far = torch.cat([self.supports, self.supports.new_full((1, 3), 1e6)])
+            offsets = take_rows(far, self.neighbours) - self.queries[:, None]
+            squares = offsets.square().sum(-1, keepdim=True)
+            self.offsets = torch.cat([offsets, squares, torch.ones_like(squares)], dim=-1)
+        return self.offsets
+
+
+@dataclass
+class KernelBag:
+    """Which (support, kernel function) products a query sums, with which weights.
+
+    columns: (N, K * 4 or 5) index of support * kernels + kernel; weights: the same shape; kernels: how many functions
+    there are. The transposed lists serve the backward pass: for each column in turn, the queries and weights that
+    used it.
+    """
+
+    columns: Tensor
+    weights: Tensor
+    supports: int
+    kernels: int = INVARIANT_KERNELS
+    transposed: tuple[Tensor, Tensor, Tensor] | None = None
+
+    @classmethod
+    def of(cls, relation: Relation) -> "KernelBag":
+        """Bilinear weights of every neighbour on the nodes, divided by the number of neighbours."""
+        assert relation.query_normals is not None and relation.support_normals is not None
+        supports = len(relation.supports)
+        present = relation.neighbours < supports
+        index = relation.neighbours.clamp_max(supports - 1)
+        # Axis by axis: whole tables (N, K) of numbers are three times as fast as many small vectors.
+        normal = relation.query_normals.T[..., None]
+        others = _gather_axes(relation.support_normals, index)
+        offset = _gather_axes(relation.supports, index) - relation.queries.T[..., None]
+        distance = offset.square().sum(0).sqrt_()
+        away = 1 / distance.clamp_min(1e-3 * relation.radius)
+        far = distance > 0.5 * relation.radius
+        share = present / present.sum(1, keepdim=True).clamp_min(1)
+        kernels = INVARIANT_KERNELS + CHIRAL_KERNELS * relation.chirality
+        first = index.int() * kernels
+        columns, weights = _bilinear((offset * normal).sum(0) * away, (others * normal).sum(0), far, share)
+        columns = [first + column for column in columns]
+        if relation.chirality:
+            columns.append(first + INVARIANT_KERNELS + far)
+            weights.append(CHIRAL_SCALE * twist(normal, offset, others) * away * share)
+        return cls(torch.stack(columns, -1).flatten(1), torch.stack(weights, -1).flatten(1), supports, kernels)
+
+    def mirrored(self) -> "KernelBag":
+        """The operator of the mirrored cloud: only the twists change their sign."""
+        if self.kernels == INVARIANT_KERNELS:
+            return self
+        weights = self.weights.unflatten(1, (-1, 5)) * self.weights.new_tensor([1.0, 1, 1, 1, -1])
+        return KernelBag(self.columns, weights.flatten(1), self.supports, self.kernels)
+
+    def transpose(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(queries, offsets, weights) grouped by column, for the backward pass; made once."""
+        if self.transposed is None:
+            used = (self.weights != 0).flatten().nonzero()[:, 0]
+            flat = self.columns.flatten()[used].int()
+            order = used[torch.argsort(flat)]
+            counts = torch.bincount(flat, minlength=self.supports * self.kernels)
+            offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)[:-1]])
+            queries = torch.div(order, self.columns.shape[1], rounding_mode="floor")
+            self.transposed = queries.int(), offsets.int(), self.weights.flatten()[order]
+        return self.transposed
+
+
+def twist(normal: Tensor, offset: Tensor, other: Tensor) -> Tensor:
+    """How the surface twists on the way to a neighbour: normal . (offset x other normal), each (3, ...).
+
+    It does not change when the cloud is turned, and changes its sign when the cloud is mirrored.
+    """
+    (nx, ny, nz), (dx, dy, dz), (sx, sy, sz) = normal, offset, other
+    return nx * (dy * sz - dz * sy) + ny * (dz * sx - dx * sz) + nz * (dx * sy - dy * sx)
+
+
+def _bilinear(elevation: Tensor, lean: Tensor, far: Tensor, share: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Kernel functions between whose nodes each neighbour (N, K) lies, and its weights on them: four of each."""
+    upper_e, share_e = _between_nodes(elevation, ELEVATION_NODES)
+    upper_l, share_l = _between_nodes(lean, LEAN_NODES)
+    leans = len(LEAN_NODES)
+    first = far.int() * (len(ELEVATION_NODES) * leans) + upper_e * leans + upper_l
+    high_e = share_e * share
+    low_e = share - high_e
+    high_high, low_high = high_e * share_l, low_e * share_l
+    columns = [first, first + 1, first + leans, first + leans + 1]
+    return columns, [low_e - low_high, low_high, high_e - high_high, high_high]
+
+
+def _gather_axes(values: Tensor, index: Tensor) -> Tensor:
+    """The rows (M, 3) of `values` at the indices (N, K), axis by axis: (3, N, K)."""
+    return values.T.contiguous().index_select(1, index.flatten()).view(3, *index.shape)
+
+
+def _between_nodes(values: Tensor, nodes: tuple[float, float, float]) -> tuple[Tensor, Tensor]:
+    """Whether each value lies between the upper two nodes, and the share of the upper node of its two."""
+    low, middle, high = nodes
+    upper = values > middle
+    share = torch.where(upper, (values - middle) / (high - middle), (values - low) / (middle - low))
+    return upper, share.clamp_(0, 1)
+
+
+def take_rows(values: Tensor, index: Tensor, workspace: Workspace | None = None) -> Tensor:
+    """values[index] for rows (M, C) and indices (...): several times faster than indexing."""
+    width = values.shape[1]
+    out = workspace.table("taken", values, index.numel(), width) if workspace else None
+    return torch.index_select(values, 0, index.flatten(), out=out).view(*index.shape, width)
+
+
+def with_zero_row(values: Tensor) -> Tensor:
+    """(M, C) -> (M + 1, C): what the index M of a missing neighbour takes."""
+    return torch.cat([values, values.new_zeros(1, values.shape[1])])

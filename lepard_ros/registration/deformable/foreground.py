@@ -1,0 +1,147 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
+"""The body in front of a background: large planes are the room, the part that looks largest is the body."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import sparse
+from scipy.sparse.csgraph import connected_components
+from scipy.spatial import cKDTree
+
+from lepard_ros.cloud.normals import surface_normals
+from lepard_ros.geometry.arrays import BoolArray, FloatArray, IntArray
+from lepard_ros.geometry.voxel_grid import group_by_cell
+from lepard_ros.registration.rigid.icp import IcpSettings, align, sample
+from lepard_ros.registration.types import Surface
+
+SPACING = 0.03  # metres: of the cells in which planes and parts are sought
+PLANE_TRIES, PLANE_VOTERS = 64, 4000
+PLANE_COSINE = 0.9  # between a point's normal and the plane's
+MAX_PLANES = 6
+ICP_POINTS, ICP_ITERATIONS = 2000, 10
+ICP_DAMPING = 0.01  # high: a wall and a floor leave a slide along both open, and then the camera is said to rest
+
+
+@dataclass(frozen=True)
+class ForegroundSettings:
+    """What is left out as background. Lengths in metres; the defaults suit a body at 1 to 3 m in a room.
+
+    min_plane_area: square metres of a plane that is a wall, a floor or a table top; smaller ones may be the body.
+    plane_width: how far off the plane its points may lie. gap: parts of the body are not farther apart than this.
+    min_part: square metres of a part that can be the body. box: (2, 3) lowest and highest corner of a region of
+    interest in the sensor's frame, or None; points outside are background.
+    """
+
+    min_plane_area: float = 1.0
+    plane_width: float = 0.03
+    gap: float = 0.1
+    min_part: float = 0.03
+    box: tuple[tuple[float, float, float], tuple[float, float, float]] | None = None
+
+
+def find_foreground(
+    points: FloatArray, settings: ForegroundSettings | None = None, last: FloatArray | None = None
+) -> BoolArray:
+    """(N,) which of the finite points (N, 3), in the sensor's frame, belong to the body.
+
+    last: (K, 3) where the body was in the last cloud; parts next to it are the body. Without it the body is the part
+    that covers most of the view. A cloud without a large plane has no background, and all of it is the body.
+    """
+    settings = settings or ForegroundSettings()
+    inside = _in_box(points, settings)
+    if inside.sum() < 3:
+        return inside
+    groups = group_by_cell(points[inside], SPACING)
+    cells = groups.mean(points[inside])
+    planes = _on_planes(cells, surface_normals(cells, neighbours=10), settings)
+    if not planes.any():
+        return inside
+    body = ~planes
+    body[body] = _body_parts(cells[body], settings, last)
+    out = np.zeros(len(points), dtype=bool)
+    out[inside] = body[groups.cell]
+    return out
+
+
+def camera_motion(before: FloatArray, after: FloatArray) -> FloatArray:
+    """(4, 4): how the static background (N, 3) of one cloud lies in the next one (M, 3), by point-to-plane ICP.
+
+    Identity where there is too little background to say.
+    """
+    if min(len(before), len(after)) < 500:
+        return np.eye(4)
+    first, second = (_surface(points) for points in (before, after))
+    start = np.eye(4)[None]
+    motion, settled = align(sample(first, ICP_POINTS), second, start, ICP_ITERATIONS, IcpSettings(damping=ICP_DAMPING))
+    return motion[0] if settled[0] else np.eye(4)
+
+
+def _surface(points: FloatArray) -> Surface:
+    cells = group_by_cell(points, SPACING).mean(points)
+    return Surface(cells, surface_normals(cells, neighbours=10), SPACING)
+
+
+def _in_box(points: FloatArray, settings: ForegroundSettings) -> BoolArray:
+    if settings.box is None:
+        return np.ones(len(points), dtype=bool)
+    low, high = np.asarray(settings.box)
+    return np.asarray(((points >= low) & (points <= high)).all(axis=1))
+
+
+def _on_planes(cells: FloatArray, normals: FloatArray, settings: ForegroundSettings) -> BoolArray:
+    """(C,) which cells lie on a large connected plane; one plane after the other."""
+    found = np.zeros(len(cells), dtype=bool)
+    rng = np.random.default_rng(0)
+    for _ in range(MAX_PLANES):
+        left = np.flatnonzero(~found)
+        if len(left) * SPACING**2 < settings.min_plane_area:
+            break
+        on_plane = left[_largest_plane(cells[left], normals[left], settings, rng)]
+        size, label = _parts(cells[on_plane], settings.gap)
+        wide = size[label] * SPACING**2 >= 0.3 * settings.min_plane_area  # no body part that only happens to lie in it
+        if wide.sum() * SPACING**2 < settings.min_plane_area:
+            break
+        found[on_plane[wide]] = True
+    return found
+
+
+def _largest_plane(
+    cells: FloatArray, normals: FloatArray, settings: ForegroundSettings, rng: np.random.Generator
+) -> BoolArray:
+    """(C,) the cells on the plane, through a random cell across its normal, that most cells lie on; refined once."""
+    voters = rng.permutation(len(cells))[:PLANE_VOTERS]
+    tried = voters[:PLANE_TRIES]
+    normal, offset = normals[tried], np.einsum("ni,ni->n", normals[tried], cells[tried])
+    near = np.abs(cells[voters] @ normal.T - offset) < settings.plane_width
+    best = int((near & (np.abs(normals[voters] @ normal.T) > PLANE_COSINE)).sum(axis=0).argmax())
+    plane = _lying_on(cells, normals, normal[best], offset[best], settings.plane_width)
+    centre = cells[plane].mean(axis=0)
+    fitted = np.linalg.svd(cells[plane] - centre, full_matrices=False)[2][2]
+    return _lying_on(cells, normals, fitted, float(fitted @ centre), settings.plane_width)
+
+
+def _lying_on(cells: FloatArray, normals: FloatArray, normal: FloatArray, offset: float, width: float) -> BoolArray:
+    return np.asarray((np.abs(cells @ normal - offset) < width) & (np.abs(normals @ normal) > 0.7))
+
+
+def _body_parts(cells: FloatArray, settings: ForegroundSettings, last: FloatArray | None) -> BoolArray:
+    """(C,) which of the cells that are no plane belong to the body."""
+    size, label = _parts(cells, settings.gap)
+    large = size * SPACING**2 >= settings.min_part
+    if not large.any():
+        return np.ones(len(cells), dtype=bool)
+    if last is not None and len(last):
+        near = cKDTree(last).query(cells, distance_upper_bound=2 * settings.gap)[0] < np.inf
+        touched = np.bincount(label, near, len(size)) > 0.3 * size
+        if (touched & large).any():
+            return touched[label]
+    distance = np.bincount(label, np.linalg.norm(cells, axis=1), len(size)) / size
+    return np.asarray(label == np.argmax(np.where(large, size / np.square(distance), 0.0)))
+
+
+def _parts(cells: FloatArray, gap: float) -> tuple[IntArray, IntArray]:
+    """The sizes (P,) of the connected parts of cells (C, 3), and the part of each (C,)."""
+    pairs = cKDTree(cells).query_pairs(gap, output_type="ndarray")
+    links = sparse.coo_matrix((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(len(cells),) * 2)
+    label = connected_components(links, directed=False)[1]
+    return np.bincount(label), label

@@ -1,0 +1,137 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
+"""Which matches between two shapes of a bending surface to believe: those that move with their neighbours.
+
+Nothing is rigid as a whole, but a small neighbourhood is, nearly. So neighbours, in the source or in the target, must
+keep their distance, and a match must land where the rigid motion of its neighbours takes it. Each match is judged by
+the neighbours that are believed themselves, over a few rounds, so that a true match among false ones survives.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.spatial import cKDTree
+
+from lepard_ros.geometry.arrays import BoolArray, FloatArray, IntArray
+from lepard_ros.geometry.rigid_motion import kabsch
+from lepard_ros.registration.types import Matches
+
+Normals = tuple[FloatArray, FloatArray]  # of matched points: (M, 3) in the source, (M, 3) in the target
+
+MIN_FACING = 0.0  # cosine between a turned normal and the target's; below, the surface lies inside out
+
+
+@dataclass(frozen=True)
+class FilterSettings:
+    """How strictly matches are judged. Lengths in metres.
+
+    neighbours: nearest matches in the source, and as many in the target, that judge one. radius: none farther than
+    this. tolerance: by how much a distance between neighbours may change; stretch: and by this share of it besides.
+    landing: how far from its neighbours' rigid motion a match may land. min_trust: in [0, 1], to be kept.
+    rounds: of judging. With fewer matches than `min_matches` nothing can be judged, and all are kept.
+    """
+
+    neighbours: int = 48
+    radius: float = 0.4
+    tolerance: float = 0.02
+    stretch: float = 0.15
+    landing: float = 0.05
+    min_trust: float = 0.5
+    rounds: int = 10
+    min_matches: int = 8
+
+
+def filter_matches(matches: Matches, settings: FilterSettings | None = None) -> BoolArray:
+    """(M,) bool: the matches to keep."""
+    return weigh_matches(matches, settings).confidence > 0
+
+
+def weigh_matches(
+    matches: Matches, settings: FilterSettings | None = None, normals: "Normals | None" = None
+) -> Matches:
+    """All matches, with their trust as confidence, and 0 for those to drop; too few to judge keep their confidence.
+
+    As weights of a fit the trust serves better than the network's confidence, which says how sure it is of a place,
+    not whether the surface around moves along.
+    """
+    settings = settings or FilterSettings()
+    if len(matches.confidence) < settings.min_matches:
+        return matches
+    trust = match_trust(matches, settings, normals)
+    return matches._replace(confidence=np.where(trust >= settings.min_trust, trust, 0.0))
+
+
+def chosen(matches: Matches, kept: BoolArray) -> Matches:
+    """The matches that are kept."""
+    return Matches(matches.source[kept], matches.target[kept], matches.confidence[kept])
+
+
+def match_trust(matches: Matches, settings: FilterSettings, normals: Normals | None = None) -> FloatArray:
+    """(M,) in [0, 1]: how far the believed neighbours of each match agree with it.
+
+    normals: of the matched points in source and target, (M, 3) each, towards the sensor. With them a match whose
+    neighbourhood turns inside out counts for nothing: that is how a mirrored limb shows.
+    """
+    source, target, confidence = (np.asarray(part, dtype=np.float64) for part in matches)
+    judges, present = _judges(source, target, settings)
+    agreement = _agreement(source, target, judges, settings) * present
+    weight = present * np.sqrt(np.clip(confidence, 1e-4, 1.0))[judges]
+    trust = np.ones(len(confidence))
+    for _ in range(settings.rounds):
+        voice = weight * np.square(trust)[judges]
+        # Two neighbours' worth of doubt: a match that nobody can judge is neither believed nor refused outright.
+        doubt = 0.5 * weight.max(axis=1)
+        trust = ((voice * agreement).sum(axis=1) + doubt) / (voice.sum(axis=1) + 2 * doubt + 1e-12)
+    motion = _neighbourhood_motion(source, target, judges, weight * np.square(trust)[judges] * agreement)
+    trust = trust * _landing(source, target, motion, settings)
+    return trust if normals is None else trust * _right_way_round(motion, normals)
+
+
+def _judges(source: FloatArray, target: FloatArray, settings: FilterSettings) -> tuple[IntArray, BoolArray]:
+    """(M, 2k) the nearest matches of each in the source and in the target, and whether such a one is there."""
+    count = min(settings.neighbours + 1, len(source))
+    found, present = [], []
+    for points in (source, target):
+        distance, index = cKDTree(points).query(points, count, distance_upper_bound=settings.radius)
+        other = np.isfinite(distance) & (index != np.arange(len(points))[:, None])
+        found.append(np.where(other, index, 0))
+        present.append(other)
+    return np.concatenate(found, axis=1), np.concatenate(present, axis=1)
+
+
+def _agreement(source: FloatArray, target: FloatArray, judges: IntArray, settings: FilterSettings) -> FloatArray:
+    """(M, 2k) in [0, 1]: 1 where the distance to a neighbour is kept, 0 where it changes by more than the tolerance."""
+    before = np.linalg.norm(source[judges] - source[:, None], axis=-1)
+    after = np.linalg.norm(target[judges] - target[:, None], axis=-1)
+    allowed = settings.tolerance + settings.stretch * np.minimum(before, after)
+    return np.clip(1.5 - np.abs(before - after) / allowed, 0.0, 1.0)
+
+
+class _Neighbourhood(NamedTuple):
+    """The rigid motion (M, 4, 4) of each match's neighbours, and whether enough of them speak (M,)."""
+
+    motion: FloatArray
+    known: BoolArray
+
+
+def _neighbourhood_motion(
+    source: FloatArray, target: FloatArray, judges: IntArray, weight: FloatArray
+) -> _Neighbourhood:
+    parts = (torch.from_numpy(part) for part in (source[judges], target[judges], weight))
+    known = (weight > 0.05).sum(axis=1) >= 4  # three points leave no rigid motion in doubt, whatever they are
+    return _Neighbourhood(kabsch(*parts).numpy(), known)
+
+
+def _landing(source: FloatArray, target: FloatArray, around: _Neighbourhood, settings: FilterSettings) -> FloatArray:
+    """(M,) in [0, 1]: 1 where a match lands where the rigid motion of its neighbours takes it."""
+    landed = np.einsum("mij,mj->mi", around.motion[:, :3, :3], source) + around.motion[:, :3, 3]
+    miss = np.linalg.norm(landed - target, axis=1) / settings.landing
+    return np.where(around.known, np.clip(2.0 - miss, 0.0, 1.0), 1.0)
+
+
+def _right_way_round(around: _Neighbourhood, normals: Normals) -> FloatArray:
+    """(M,) 0 where the neighbours' motion turns the source's normal away from the target's, else 1."""
+    turned = np.einsum("mij,mj->mi", around.motion[:, :3, :3], normals[0])
+    facing = np.einsum("mi,mi->m", turned, normals[1])
+    return np.where(around.known, facing > MIN_FACING, 1.0)

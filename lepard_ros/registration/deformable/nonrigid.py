@@ -1,0 +1,215 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
+"""Non-rigid registration: bend a source surface onto a target, by matches first and by nearest surface then.
+
+`warp_from_matches` is the whole way from matches to a warp; `solve_nonrigid` is the solver alone. Without matches it is
+the paper's baseline, N-ICP.
+"""
+
+import time
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from lepard_ros.errors import InputError
+from lepard_ros.geometry.arrays import FloatArray, IntArray
+from lepard_ros.registration.deformable.acceptance import NEAR, gather_evidence, judge, node_support
+from lepard_ros.registration.deformable.fit import (
+    Fit,
+    NonrigidSettings,
+    Problem,
+    begin,
+    fit_matches,
+    fit_surface,
+    follow_overruled_matches,
+)
+from lepard_ros.registration.deformable.foreground import ForegroundSettings, find_foreground
+from lepard_ros.registration.deformable.graph import DeformationGraph, GraphSettings, build_graph
+from lepard_ros.registration.deformable.match_filter import FilterSettings, chosen, weigh_matches
+from lepard_ros.registration.deformable.surface_contact import sample_contact, thinned_surface
+from lepard_ros.registration.deformable.warp import Warp
+from lepard_ros.registration.types import NO_MATCHES, Matches, StageClock, Status, Surface
+
+# The paper's baseline: no matches, so that the nearest surface has to be sought far away and whichever way it faces.
+NICP = NonrigidSettings(surface_reach=0.5, surface_degrees=180.0, surface_weight=1.0)
+
+MIN_MATCHES = 6  # on the surface, to begin at all
+MIN_INLIERS = 0.3  # share of the fitted matches that must agree before the nearest surface is asked
+MAX_STRAIN = 0.5  # root mean square misfit of the edges, of their length
+
+
+@dataclass(frozen=True)
+class WarpSettings:
+    """All settings from matches to a warp. foreground: how `Matcher.warp` tells the body from the room, None: not."""
+
+    graph: GraphSettings = field(default_factory=GraphSettings)
+    solver: NonrigidSettings = field(default_factory=NonrigidSettings)
+    filter: FilterSettings = field(default_factory=FilterSettings)
+    foreground: ForegroundSettings | None = field(default_factory=ForegroundSettings)
+
+
+def warp_from_matches(
+    source: FloatArray, target: FloatArray, matches: Matches, settings: WarpSettings | None = None
+) -> Warp:
+    """Warp a source cloud to a target cloud: weigh matches by how they move with their neighbours, then fit.
+
+    source, target: (N, 3), or organised (H, W, 3) with NaN where nothing was seen. The result's `match_inliers` has one
+    flag for each of `matches`.
+    """
+    settings = settings or WarpSettings()
+    clock = StageClock()
+    matches = _checked(matches)
+    surfaces = [thinned_surface(cloud, settings.graph.coverage / 3) for cloud in (source, target)]
+    clock.stop("normals")
+    weighted = weigh_matches(matches, settings.filter, matched_normals(matches, *surfaces))
+    clock.stop("filter")
+    graph = build_graph(source, settings.graph)
+    clock.stop("graph")
+    warp = solve_nonrigid(graph, surfaces[0], surfaces[1], weighted, settings.solver)
+    return replace(warp, seconds=clock.seconds | warp.seconds)
+
+
+def without_background(cloud: FloatArray, settings: ForegroundSettings | None) -> FloatArray:
+    """The cloud, (N, 3) or (H, W, 3), with NaN where its background was."""
+    if settings is None:
+        return cloud
+    flat = np.array(cloud, dtype=np.float64).reshape(-1, 3)
+    finite = np.flatnonzero(np.isfinite(flat).all(axis=1))
+    flat[finite[~find_foreground(flat[finite], settings)]] = np.nan
+    return flat.reshape(np.shape(cloud))
+
+
+def matched_normals(matches: Matches, source: Surface, target: Surface) -> tuple[FloatArray, FloatArray]:
+    """The normals (M, 3) of the surfaces at the matched points of source and target."""
+    ends = ((matches.source, source), (matches.target, target))
+    first, second = (surface.normals[surface.tree.query(points)[1]] for points, surface in ends)
+    return first, second
+
+
+def solve_nonrigid(
+    graph: DeformationGraph,
+    source: Surface,
+    target: Surface,
+    matches: Matches | None = None,
+    settings: NonrigidSettings | None = None,
+    start: Warp | None = None,
+) -> Warp:
+    """Fit a graph to a target. Ends with a status other than OK, and a warp that moves nothing, if that fails.
+
+    source: points on the graph's surface, to be laid on the target. matches: their confidences are the weights of the
+    fit; one with confidence 0 is not fitted, but is evidence. None for N-ICP. start: a warp on the same graph to begin
+    with; else the matches say where each node begins, and without matches all nodes rest.
+    """
+    settings = settings or (NICP if matches is None else NonrigidSettings())
+    given = NO_MATCHES if matches is None else _checked(matches)
+    clock = StageClock()
+    problem = _problem(graph, source, target, given, settings)
+    status = _reason_not_to_begin(problem, needs_matches=matches is not None)
+    if status is not Status.OK:
+        return _refused(graph, status, given)
+    fit = begin(problem, start, np.flatnonzero(graph.active))
+    if matches is not None:
+        fit = fit_matches(problem, fit)
+        # A start, such as the last cloud's warp, is better evidence than matches that contradict it.
+        if start is None and not problem.out_of_time:
+            led = follow_overruled_matches(problem, fit)
+            fit = fit if led is fit else fit_matches(problem, led)
+        clock.stop("matches")
+        status = _verdict_on_matches(problem, fit)
+        if status is not Status.OK:
+            return replace(_refused(graph, status, given), iterations=fit.iterations, seconds=clock.seconds)
+    fit = fit_surface(problem, fit)
+    clock.stop("surface")
+    warp = _finished(graph, problem, fit, given)
+    clock.stop("verdict")
+    return replace(warp, seconds=clock.seconds)
+
+
+def _problem(
+    graph: DeformationGraph, source: Surface, target: Surface, matches: Matches, settings: NonrigidSettings
+) -> Problem:
+    """The part of everything that the solver deals with: active nodes, matches with weight on them, contact points."""
+    fitted = (matches.confidence > 0) & graph.skin(matches.source).covered
+    contact = sample_contact(source, target, graph.skin(source.points).covered, settings.surface_points)
+    deadline = time.perf_counter() + settings.max_seconds
+    return Problem(graph.active_part(), chosen(matches, fitted), contact, settings, deadline)
+
+
+def _checked(matches: Matches) -> Matches:
+    """Matches as float64; raises InputError when the shapes disagree or a number is not finite."""
+    source, target, confidence = (np.asarray(part, dtype=np.float64) for part in matches)
+    count = confidence.size
+    if source.shape != (count, 3) or target.shape != (count, 3) or confidence.shape != (count,):
+        raise InputError("Matches need source (M, 3), target (M, 3) and confidence (M,) with one M.")
+    if not all(np.isfinite(part).all() for part in (source, target, confidence)):
+        raise InputError("Matches must be finite; drop those with NaN or infinity.")
+    return Matches(source, target, confidence)
+
+
+def _reason_not_to_begin(problem: Problem, needs_matches: bool) -> Status:
+    if len(problem.graph.nodes) == 0 or len(problem.contact.points) == 0 or len(problem.contact.target.points) == 0:
+        return Status.TOO_FEW_POINTS
+    anchors = problem.matches.source
+    if not needs_matches:
+        return Status.OK
+    if len(anchors) < MIN_MATCHES:
+        return Status.TOO_FEW_MATCHES
+    spread = np.linalg.svd(anchors - anchors.mean(axis=0), compute_uv=False)
+    return Status.DEGENERATE if spread[1] < 0.02 * spread[0] else Status.OK
+
+
+def _verdict_on_matches(problem: Problem, fit: Fit) -> Status:
+    inliers = int((fit.misfit < problem.settings.inlier_radius).sum())
+    if fit.out_of_time and fit.iterations == 0:  # later it only refines what was found
+        return Status.OUT_OF_TIME
+    if inliers < max(MIN_INLIERS * len(fit.misfit), MIN_MATCHES):
+        return Status.TOO_FEW_INLIERS
+    return Status.OK if fit.strain < MAX_STRAIN else Status.HIGH_RESIDUAL
+
+
+def _refused(graph: DeformationGraph, status: Status, matches: Matches) -> Warp:
+    """The warp that moves nothing."""
+    return Warp.rest(
+        graph,
+        status,
+        support=np.zeros(len(graph.nodes)),
+        match_inliers=np.zeros(len(matches.confidence), dtype=bool),
+    )
+
+
+def _finished(graph: DeformationGraph, problem: Problem, fit: Fit, matches: Matches) -> Warp:
+    """The warp that was found, with the verdict on it."""
+    assert fit.touched is not None
+    warp = _warp_of(graph, fit)
+    moved, carried = warp.apply(matches.source)
+    agrees = carried & (np.linalg.norm(moved - matches.target, axis=1) < problem.settings.inlier_radius)
+    support = node_support(problem.graph, matches, agrees)
+    evidence = gather_evidence(problem.contact, fit, agrees, support)
+    status = judge(evidence, problem.settings.min_quality) if len(matches.confidence) else Status.OK
+    if fit.strain >= MAX_STRAIN:
+        status = Status.HIGH_RESIDUAL
+    on_nodes = np.zeros(len(graph.nodes))
+    on_nodes[graph.active] = support
+    if status is not Status.OK:
+        warp = _refused(graph, status, matches)
+    return replace(
+        warp,
+        support=on_nodes,
+        energy=fit.energy,
+        converged=fit.converged,
+        overlap=float((fit.touched.distance < NEAR).mean()),
+        residual=evidence.residual,
+        evidence=evidence,
+        match_inliers=agrees & (matches.confidence > 0),
+        iterations=fit.iterations,
+        cut_edges=fit.cuts,
+    )
+
+
+def _warp_of(graph: DeformationGraph, fit: Fit) -> Warp:
+    """The fitted motion of the active nodes on the whole graph, whose other nodes rest."""
+    rows: IntArray = np.flatnonzero(graph.active)
+    rotation, translation = np.tile(np.eye(3), (len(graph.nodes), 1, 1)), np.zeros_like(graph.nodes)
+    rotation[rows], translation[rows] = fit.motion.rotation, fit.motion.translation
+    idle = graph.edges[~graph.active[graph.edges[:, 0]]]
+    edges = np.unique(np.concatenate([idle, rows[fit.system.graph.edges]]), axis=0)
+    return Warp.from_motion(replace(graph, edges=edges), rotation, translation)

@@ -1,0 +1,216 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
+"""From matches to a rigid motion that one can trust."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from lepard_ros.errors import InputError
+from lepard_ros.geometry.arrays import FloatArray
+from lepard_ros.registration.rigid.acceptance import (
+    AcceptanceSettings,
+    Evidence,
+    agreeing_matches,
+    gather_evidence,
+    judge,
+    quality,
+)
+from lepard_ros.registration.rigid.consistency import ConsistencySettings, Hypotheses, find_hypotheses
+from lepard_ros.registration.rigid.covariance import PATCH, alignment_covariance
+from lepard_ros.registration.rigid.icp import IcpSettings, align, sample, touch, tukey
+from lepard_ros.registration.types import Matches, Registration, StageClock, Status, Surface
+
+
+@dataclass(frozen=True)
+class RigidSettings:
+    """Settings of `register_matches`.
+
+    verify_points, verify_iterations: points and steps spent on each hypothesis. refine_points, refine_iterations: on
+    the best one. min_points, min_matches: with fewer nothing is tried. patch: metres over which residuals share
+    one error, see `alignment_covariance`. device: where hypotheses are computed.
+    """
+
+    consistency: ConsistencySettings = field(default_factory=ConsistencySettings)
+    icp: IcpSettings = field(default_factory=IcpSettings)
+    acceptance: AcceptanceSettings = field(default_factory=AcceptanceSettings)
+    verify_points: int = 800
+    verify_iterations: int = 5
+    refine_points: int = 4000
+    refine_iterations: int = 20
+    min_points: int = 60
+    min_matches: int = 5
+    patch: float = PATCH
+    device: str = "cpu"
+
+    def widened(self, factor: float) -> "RigidSettings":
+        """The same for matches that are so many times less exact."""
+        few = self.consistency
+        lengths = {name: factor * getattr(few, name) for name in ("length_tolerance", "inlier_radius")}
+        rule = replace(self.acceptance, match_radius=factor * self.acceptance.match_radius)
+        return replace(self, consistency=replace(few, **lengths), acceptance=rule)
+
+
+def register_matches(
+    matches: Matches,
+    source: Surface,
+    target: Surface,
+    settings: RigidSettings | None = None,
+    method: str = "lepard",
+    further: FloatArray | None = None,
+) -> Registration:
+    """Align the source to the target, or say why not.
+
+    Hypotheses from the matches (and `further` motions (H, 4, 4) from elsewhere), each verified on the surfaces; the
+    best is refined and judged.
+    """
+    settings = settings or RigidSettings()
+    matches = checked_matches(matches)
+    clock = StageClock()
+    early = _hopeless(matches, source, target, settings)
+    if early is not None:
+        return _refused(early, matches, clock, method)
+    candidates, reason = candidate_motions(matches, target.spacing, settings)
+    clock.stop("hypotheses")
+    if further is not None:
+        candidates = np.concatenate([candidates, further])
+    if len(candidates) == 0:
+        return _refused(reason, matches, clock, method)
+    return replace(register_candidates(matches, source, target, candidates, settings, clock), method=method)
+
+
+def candidate_motions(matches: Matches, spacing: float, settings: RigidSettings) -> tuple[FloatArray, Status]:
+    """Distinct motions (H, 4, 4) on which matches agree, best first, and the reason if there is none.
+
+    spacing: metres of the grid on which the matched points lie.
+    """
+    return _usable(_hypotheses(matches, spacing, settings), matches, spacing, settings)
+
+
+def register_candidates(
+    matches: Matches,
+    source: Surface,
+    target: Surface,
+    candidates: FloatArray,
+    settings: RigidSettings,
+    clock: StageClock | None = None,
+) -> Registration:
+    """Verify motions (H, 4, 4) on the surfaces, refine the best one and judge it."""
+    clock = clock or StageClock()
+    best = _verify(matches, source, target, candidates, settings)
+    clock.stop("verification")
+    result = _refine(matches, source, target, best, settings)
+    clock.stop("refinement")
+    return replace(result, seconds=clock.seconds)
+
+
+def checked_matches(matches: Matches) -> Matches:
+    """Matches as float64 arrays, most confident first; InputError if they are malformed."""
+    source, target, confidence = (np.asarray(values, dtype=np.float64) for values in matches)
+    if (
+        source.ndim != 2
+        or source.shape[1:] != (3,)
+        or source.shape != target.shape
+        or confidence.shape != source.shape[:1]
+    ):
+        raise InputError(
+            f"Matches must be source (M, 3), target (M, 3) and confidence (M,), "
+            f"but have shapes {source.shape}, {target.shape} and {confidence.shape}."
+        )
+    if not (np.isfinite(source).all() and np.isfinite(target).all() and np.isfinite(confidence).all()):
+        raise InputError("Matches hold values that are not finite; drop NaN and infinite points before matching.")
+    order = np.argsort(-confidence, kind="stable")
+    return Matches(source[order], target[order], confidence[order])
+
+
+def _hopeless(matches: Matches, source: Surface, target: Surface, settings: RigidSettings) -> Status | None:
+    """Why no motion can be sought at all, if so."""
+    if min(len(source.points), len(target.points)) < settings.min_points:
+        return Status.TOO_FEW_POINTS
+    if len(matches.confidence) < settings.min_matches:
+        return Status.TOO_FEW_MATCHES
+    return None
+
+
+def _refused(status: Status, matches: Matches, clock: StageClock, method: str) -> Registration:
+    none = np.zeros(len(matches.confidence), dtype=bool)
+    return Registration(None, status, matches, none, seconds=clock.seconds, method=method)
+
+
+def _hypotheses(matches: Matches, spacing: float, settings: RigidSettings) -> Hypotheses:
+    source, target, confidence = (torch.as_tensor(values, device=settings.device) for values in matches)
+    with torch.no_grad():
+        return find_hypotheses(source, target, confidence, spacing, settings.consistency)
+
+
+def _usable(
+    hypotheses: Hypotheses, matches: Matches, spacing: float, settings: RigidSettings
+) -> tuple[FloatArray, Status]:
+    """Hypotheses (H, 4, 4) whose inliers are enough and not on one line; and the reason if none is."""
+    inliers = hypotheses.inliers.cpu().numpy()
+    enough = inliers.sum(1) >= settings.acceptance.min_inliers
+    spread = np.array([_breadth(matches.source[row]) for row in inliers]) > spacing
+    reason = Status.DEGENERATE if enough.any() else Status.TOO_FEW_INLIERS
+    return hypotheses.transforms.cpu().numpy()[enough & spread], reason
+
+
+def _breadth(points: FloatArray) -> float:
+    """Standard deviation in metres across the line that fits the points (n, 3) best."""
+    if len(points) < 3:
+        return 0.0
+    return float(np.sqrt(max(np.linalg.eigvalsh(np.cov(points.T))[1], 0.0)))
+
+
+def _verify(
+    matches: Matches, source: Surface, target: Surface, candidates: FloatArray, settings: RigidSettings
+) -> FloatArray:
+    """The candidate (1, 4, 4) that stands best on the surfaces after a short alignment of each."""
+    few = sample(source, settings.verify_points)
+    aligned, _ = align(few, target, candidates, settings.verify_iterations, settings.icp)
+    evidence = gather_evidence(matches, source, target, aligned, settings.acceptance, settings.verify_points)
+    best = int(np.argmax(quality(evidence, settings.acceptance)))
+    return aligned[best : best + 1]
+
+
+def _refine(
+    matches: Matches, source: Surface, target: Surface, transform: FloatArray, settings: RigidSettings
+) -> Registration:
+    """Align one motion (1, 4, 4) to convergence and judge it."""
+    many = sample(source, settings.refine_points)
+    transform, settled = align(many, target, transform, settings.refine_iterations, settings.icp)
+    evidence = gather_evidence(matches, source, target, transform, settings.acceptance, settings.refine_points)
+    return verdict(matches, source, target, transform, evidence, bool(settled[0]), settings)
+
+
+def verdict(
+    matches: Matches,
+    source: Surface,
+    target: Surface,
+    transform: FloatArray,
+    evidence: Evidence,
+    settled: bool,
+    settings: RigidSettings,
+) -> Registration:
+    """The one verdict on an aligned motion (1, 4, 4), whether matches or a guess led to it.
+
+    evidence: of this motion. settled: whether the alignment converged. matches: only to say which of them agree.
+    """
+    status = judge(evidence, settings.acceptance)
+    if status is Status.OK and not settled:
+        status = Status.NOT_CONVERGED
+    reach = settings.icp.last_reach * target.spacing
+    contact = touch(sample(source, settings.refine_points), target, transform, reach, settings.icp.min_facing)
+    lying = contact.lying(target.spacing)
+    accepted = status is Status.OK
+    weight = tukey(contact.residual, settings.icp.kernel * reach) * contact.touching
+    return Registration(
+        transform=transform[0] if accepted else None,
+        status=status,
+        matches=matches,
+        inliers=agreeing_matches(matches, transform, settings.acceptance.match_radius * target.spacing)[0],
+        rmse=float(np.sqrt(np.mean(contact.residual[lying] ** 2))) if lying.any() else float("nan"),
+        overlap=float(lying.mean()),
+        covariance=alignment_covariance(contact, weight, transform[0], target.spacing, settings.patch)
+        if accepted
+        else None,
+    )

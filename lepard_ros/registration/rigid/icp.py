@@ -1,0 +1,127 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
+"""Point-to-plane alignment of surfaces, several starting motions at once."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lepard_ros.geometry.arrays import FloatArray
+from lepard_ros.geometry.rigid_motion import exponential, move, turn
+from lepard_ros.registration.types import Surface
+
+
+@dataclass(frozen=True)
+class IcpSettings:
+    """Lengths in multiples of the target's spacing.
+
+    first_reach, last_reach: how far a source point looks for the target's surface at the start and at the end.
+    kernel: residual at which a point stops pulling, of the reach. min_facing: cosine between normals that agree.
+    """
+
+    first_reach: float = 3.0
+    last_reach: float = 1.5
+    kernel: float = 0.75
+    min_facing: float = 0.5
+    damping: float = 1e-3
+
+
+class Contact(NamedTuple):
+    """Where moved source points meet the target.
+
+    moved: (H, n, 3). normal: (H, n, 3) of the nearest target point. distance: (H, n) metres to it, infinite out of
+    reach. residual: (H, n) metres along its normal. touching: (H, n), within reach and with normals that agree.
+    """
+
+    moved: FloatArray
+    normal: FloatArray
+    distance: FloatArray
+    residual: FloatArray
+    touching: NDArray[np.bool_]
+
+    def lying(self, spacing: float) -> NDArray[np.bool_]:
+        """(H, n): the points that lie on the target's surface, given its grid spacing in metres."""
+        return self.touching & (self.distance < 1.5 * spacing) & (np.abs(self.residual) < 0.6 * spacing)
+
+
+def sample(surface: Surface, most: int) -> Surface:
+    """At most `most` points of a surface, evenly and always the same ones."""
+    count = len(surface.points)
+    if count <= most:
+        return surface
+    kept = np.sort(np.random.default_rng(0).permutation(count)[:most])
+    return Surface(surface.points[kept], surface.normals[kept], surface.spacing, surface.viewpoint)
+
+
+def touch(source: Surface, target: Surface, transforms: FloatArray, reach: float, min_facing: float) -> Contact:
+    """The nearest target points within `reach` metres whose normals agree. transforms: (H, 4, 4).
+
+    Up to their sign, where a viewpoint is not known: which side was seen is then a guess.
+    """
+    moved = move(transforms, source.points)
+    distance, index = target.tree.query(moved, distance_upper_bound=reach)
+    near = np.isfinite(distance)
+    index = np.where(near, index, 0)
+    normal = target.normals[index]
+    facing = np.einsum("hni,hni->hn", turn(transforms, source.normals), normal)
+    if np.isnan(source.viewpoint).any() or np.isnan(target.viewpoint).any():
+        facing = np.abs(facing)
+    residual = np.einsum("hni,hni->hn", moved - target.points[index], normal)
+    return Contact(moved, normal, distance, residual, near & (facing > min_facing))
+
+
+def tukey(residual: FloatArray, limit: float) -> FloatArray:
+    """Tukey's weights: one at zero, smoothly to zero at `limit` and beyond."""
+    return np.clip(1.0 - (residual / limit) ** 2, 0.0, None) ** 2
+
+
+def normal_equations(contact: Contact, weight: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Hessian (H, 6, 6), gradient (H, 6) and centre (H, 3) of the point-to-plane error.
+
+    The unknown is [translation, rotation vector], a step in the target's frame that turns about `centre`, the mean
+    of the touching points: about a far origin translation and rotation could hardly be told apart.
+    """
+    total = np.maximum(weight.sum(1), 1e-12)
+    centre = np.einsum("hn,hni->hi", weight, contact.moved) / total[:, None]
+    lever = np.cross(contact.moved - centre[:, None], contact.normal)
+    jacobian = np.concatenate([contact.normal, lever], axis=2)
+    weighted = np.swapaxes(jacobian * weight[..., None], 1, 2)
+    return weighted @ jacobian, (weighted @ contact.residual[..., None])[..., 0], centre
+
+
+def step(contact: Contact, weight: FloatArray, damping: float) -> FloatArray:
+    """The Gauss-Newton motions (H, 4, 4) in the target's frame; damped, so that what is undetermined stays put."""
+    hessian, gradient, centre = normal_equations(contact, weight)
+    scale = np.maximum(weight.sum(1), 1.0)[:, None, None]
+    twist = -np.linalg.solve(hessian + damping * scale * np.eye(6), gradient[..., None])[..., 0]
+    motion = exponential(twist)
+    motion[:, :3, 3] += centre - np.einsum("hij,hj->hi", motion[:, :3, :3], centre)
+    return motion
+
+
+def align(
+    source: Surface, target: Surface, transforms: FloatArray, iterations: int, settings: IcpSettings
+) -> tuple[FloatArray, NDArray[np.bool_]]:
+    """Refine motions (H, 4, 4) for at most `iterations` steps while the reach shrinks.
+
+    Returns the refined motions and (H,) bool: whether the last step was below a twentieth of the spacing.
+    """
+    transforms = np.asarray(transforms, dtype=np.float64)
+    settled = np.zeros(len(transforms), dtype=bool)
+    reaches = np.geomspace(settings.first_reach, settings.last_reach, max(iterations // 2, 1)) * target.spacing
+    for iteration in range(iterations):
+        reach = reaches[min(iteration, len(reaches) - 1)]
+        contact = touch(source, target, transforms, reach, settings.min_facing)
+        motion = step(contact, tukey(contact.residual, settings.kernel * reach) * contact.touching, settings.damping)
+        transforms = motion @ transforms
+        settled = _largest_shift(motion, contact.moved) < 0.05 * target.spacing
+        if settled.all() and iteration >= len(reaches):
+            break
+    return transforms, settled
+
+
+def _largest_shift(motion: FloatArray, points: FloatArray) -> FloatArray:
+    """How far a step moves the corners of the points' bounding box at most. (H, 4, 4), (H, n, 3) -> (H,) metres."""
+    corners = np.stack([points.min(axis=1), points.max(axis=1)], axis=1)
+    return np.linalg.norm(move(motion, corners) - corners, axis=2).max(axis=1)

@@ -1,0 +1,115 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
+"""DeformingThings4D animations (.anime files), and 4DMatch pairs rendered from them."""
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial import cKDTree
+
+from lepard_ros.data.fourdmatch import RATE_RADIUS, DeformablePair, benchmark_of
+from lepard_ros.errors import InputError
+from lepard_ros.geometry.arrays import FloatArray
+from lepard_ros.synthesis.deformable_pairs import make_pair
+
+LARGEST = 10**8  # vertices x frames: more than any animation has, less than fills the memory
+# The world of DeformingThings4D has z up, ours y up.
+Y_UP = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, -1.0, 0.0]])
+
+
+@dataclass(frozen=True)
+class Animation:
+    """A mesh whose vertices move from frame to frame.
+
+    vertices: (V, 3) metres in frame 0. triangles: (T, 3). offsets: (F - 1, V, 3), from frame 0 to each later frame.
+    """
+
+    name: str
+    vertices: NDArray[np.float32]
+    triangles: NDArray[np.int32]
+    offsets: NDArray[np.float32]
+
+    @property
+    def frames(self) -> int:
+        """How many frames there are."""
+        return len(self.offsets) + 1
+
+    def frame(self, number: int) -> NDArray[np.float32]:
+        """The vertices (V, 3) in a frame."""
+        return self.vertices if number == 0 else self.vertices + self.offsets[number - 1]
+
+
+@dataclass(frozen=True)
+class TwoFrames:
+    """Two frames of an animation as a motion, with y up."""
+
+    animation: Animation
+    first: int
+    last: int
+
+    @property
+    def triangles(self) -> NDArray[np.int32]:
+        """(T, 3)."""
+        return self.animation.triangles
+
+    def at(self, time: float) -> FloatArray:
+        """The vertices (V, 3): the first frame before half the time, then the last one."""
+        return self.animation.frame(self.first if time < 0.5 else self.last) @ Y_UP.T
+
+
+def read_anime(path: str | Path) -> Animation:
+    """Read an .anime file: int32 counts of frames, vertices, triangles; then vertices, triangles, offsets.
+
+    Raises InputError when the file is cut short or holds something else.
+    """
+    path = Path(path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path.name} cannot be read ({error.strerror}): give an .anime file.") from error
+    if len(content) < 12:
+        raise InputError(f"{path.name} is too short for an .anime file: download it again.")
+    frames, vertices, triangles = (int(count) for count in np.frombuffer(content, "<i4", 3))
+    expected = 12 + 12 * (frames * vertices + triangles)
+    if min(frames, vertices, triangles) < 1 or frames * vertices > LARGEST or len(content) != expected:
+        raise InputError(f"{path.name} has {len(content)} bytes where its header tells {expected}: download it again.")
+    points = np.frombuffer(content, "<f4", 3 * vertices, 12).reshape(-1, 3)
+    faces = np.frombuffer(content, "<i4", 3 * triangles, 12 + points.nbytes).reshape(-1, 3)
+    offsets = np.frombuffer(content, "<f4", offset=12 + points.nbytes + faces.nbytes).reshape(frames - 1, vertices, 3)
+    if faces.min() < 0 or faces.max() >= vertices or not (np.isfinite(points).all() and np.isfinite(offsets).all()):
+        raise InputError(f"{path.name} names vertices that do not exist or holds values that are not numbers.")
+    return Animation(path.stem, points, faces, offsets)
+
+
+def render_pairs(animation: Animation, count: int) -> Iterator[tuple[str, DeformablePair]]:
+    """Pairs of two frames seen by two cameras, clean depth images on the 0.01 m grid as in 4DMatch, with file names.
+
+    The same animation always gives the same pairs. An animation of one frame gives none.
+    """
+    if animation.frames < 2:
+        return
+    for number in range(count):
+        rng = np.random.default_rng([zlib.crc32(animation.name.encode()), number])
+        first, last = rng.choice(animation.frames, 2, replace=False)
+        pair = make_pair(TwoFrames(animation, int(first), int(last)), rng, rng.uniform(0.12, 0.98), clean=True)
+        if pair is not None:
+            yield f"cam{2 * number}_{first:04d}_cam{2 * number + 1}_{last:04d}.npz", _with_rate(pair)
+
+
+def _with_rate(pair: DeformablePair) -> DeformablePair:
+    """The pair with the overlap rate as it is published: the share of source points that land near the target."""
+    return replace(pair, overlap_rate=float(np.mean(cKDTree(pair.target).query(pair.warped)[0] < RATE_RADIUS)))
+
+
+def split_of(name: str, pair: DeformablePair) -> str:
+    """Which split an animation's pair belongs to: 70 % train, 10 % val, the rest 4DMatch or 4DLoMatch by overlap.
+
+    The authors' own list of test sequences is not public, so the division goes by the animation's name.
+    """
+    share = zlib.crc32(name.encode()) % 100
+    if share < 80:
+        return "train" if share < 70 else "val"
+    return benchmark_of(Path(name), pair)

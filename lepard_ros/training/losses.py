@@ -1,0 +1,85 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
+"""The paper's losses, and the one of the fine points' descriptors."""
+
+import torch
+from torch import Tensor
+
+from lepard_ros.network.lepard import LepardOutput
+from lepard_ros.network.matching import select_matches
+from lepard_ros.network.procrustes import RigidFit
+
+ALPHA, GAMMA = 0.25, 2.0
+CLAMP = 1e-6
+
+
+def focal_loss(confidence: Tensor, matches: Tensor) -> Tensor:
+    """Focal matching loss on the true matches of a dual softmax.
+
+    confidence: (B, n, m); matches: (K, 3) batch, source and target indices. The mean over all matches.
+    """
+    c = confidence[tuple(matches.T)].clamp(CLAMP, 1 - CLAMP)
+    return (-ALPHA * (1 - c) ** GAMMA * c.log()).sum() / max(1, len(matches))
+
+
+def focal_loss_sinkhorn(confidence: Tensor, matches: Tensor) -> Tensor:
+    """The same for Sinkhorn, where also the confidence of wrong pairs must fall; separate means."""
+    c = confidence.clamp(CLAMP, 1 - CLAMP)
+    right = torch.zeros_like(c, dtype=torch.bool)
+    right[tuple(matches.T)] = True
+    positive = -ALPHA * (1 - c[right]) ** GAMMA * c[right].log()
+    negative = -ALPHA * c[~right] ** GAMMA * (1 - c[~right]).log()
+    return positive.sum() / max(1, len(positive)) + negative.sum() / max(1, len(negative))
+
+
+def warping_loss(fit: RigidFit, source: Tensor, warped: Tensor, matches: Tensor) -> Tensor:
+    """How far the rigid fit leaves the overlapping source points from where they truly go.
+
+    source, warped: (B, n, 3); matches: (K, 3). L1 over xyz, mean over the source points of true matches.
+    """
+    moved = source @ fit.rotation.transpose(1, 2) + fit.translation.transpose(1, 2)
+    batch, index = torch.unique(matches[:, :2], dim=0).T
+    return (moved - warped)[batch, index].abs().sum(-1).mean()
+
+
+def total_loss(
+    output: LepardOutput,
+    matches: Tensor,
+    source: Tensor,
+    warped: Tensor,
+    warping_weight: float,
+    sinkhorn: bool = False,
+    gate: float = 0.0,
+) -> Tensor:
+    """Matching (and warping) loss of every TMP block. source, warped: (B, n, 3); matches: (K, 3).
+
+    gate: the warping loss of a block is heard once it finds more than this share of the true matches.
+    """
+    focal = focal_loss_sinkhorn if sinkhorn else focal_loss
+    stages = [(r.confidence, r.fit) for r in output.repositionings] + [(output.confidence, output.fit)]
+    loss = torch.stack([focal(confidence, matches) for confidence, _ in stages]).sum()
+    if warping_weight > 0 and len(matches):
+        open_gates = [fit for confidence, fit in stages if not gate or found_share(confidence, matches) > gate]
+        for fit in open_gates:
+            loss = loss + warping_weight * warping_loss(fit, source, warped, matches)
+    return loss
+
+
+def found_share(confidence: Tensor, matches: Tensor, threshold: float = 0.2) -> float:
+    """The share of the true matches (K, 3) that are mutually the best, and above a confidence: (B, n, m)."""
+    found = torch.zeros_like(confidence, dtype=torch.bool)
+    found[tuple(select_matches(confidence.detach(), threshold, mutual=True).T)] = True
+    return float(found[tuple(matches.T)].float().mean())
+
+
+def descriptor_loss(
+    scores: Tensor, partner: Tensor, places: Tensor, radius: float, decoys: Tensor | None = None
+) -> Tensor:
+    """How well each of K fine points finds its partner among all M points of the other cloud.
+
+    scores: (K, M); partner: (K,) indices; places: (M, 3). Points nearer than `radius` metres to the true partner are
+    neither right nor wrong, and left out. decoys: (K, D) scores with points that are wrong wherever they are.
+    """
+    near = torch.cdist(places[partner], places) < radius
+    near[torch.arange(len(partner), device=partner.device), partner] = False
+    scores = scores.masked_fill(near, float("-inf"))
+    return torch.nn.functional.cross_entropy(scores if decoys is None else torch.cat([scores, decoys], 1), partner)

@@ -1,0 +1,259 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
+"""The loss of a batch of pairs, and how well its matches are."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lepard_ros.cloud.neighbours import radius_neighbours
+from lepard_ros.cloud.pyramid import stack_pyramids
+from lepard_ros.network.config import MATCH_LEVEL
+from lepard_ros.network.fine import coarse_prior
+from lepard_ros.network.lepard import CoarseCloud, Lepard, LepardOutput, pad_clouds
+from lepard_ros.training.losses import descriptor_loss, total_loss
+from lepard_ros.training.samples import Pair, Sample
+from lepard_ros.training.truth import mutual_matches
+
+
+class ObjectiveSettings(NamedTuple):
+    """Weights of the losses, and the radius of a true coarse match in coarse cells.
+
+    coarse_weight 0 leaves the transformer out (half of the time) and trains the descriptors alone.
+    """
+
+    warping_weight: float = 0.0
+    match_radius: float = 0.6
+    coarse_weight: float = 1.0
+    descriptor_weight: float = 2.0
+    guided_weight: float = 0.3
+    fine_points: int = 256
+    coarse_every: int = 1  # the transformer, which costs more than all else, sees one of so many pairs of a step
+    warping_gate: float = 0.0  # share of the true matches that must be found before the warping loss is heard
+    mirrored_share: float = 0.0  # of the pairs whose source is also shown mirrored, as decoys (needs chirality)
+
+
+class Objective(NamedTuple):
+    """loss: scalar; parts: its terms as floats; output and true matches (K, 3), to measure the predicted ones.
+
+    output: None where only descriptors are trained.
+    """
+
+    loss: Tensor
+    parts: dict[str, float]
+    output: LepardOutput | None
+    matches: Tensor
+
+
+class Encoded(NamedTuple):
+    """Coarse features (n, d) and fine ones (N, c) of a cloud; decoys: fine ones of its mirror image, or None."""
+
+    coarse: Tensor
+    fine: Tensor | None
+    decoys: Tensor | None = None
+
+
+def encode_pairs(network: Lepard, pairs: list[Pair]) -> list[tuple[Encoded, Encoded]]:
+    """Both clouds of each pair; all of them together where the network normalises over what is stacked."""
+    samples = [sample for pair in pairs for sample in (pair.source, pair.target)]
+    if network.config.normalisation != "joint":
+        encoded = [Encoded(*network.encode(sample.pyramid, sample.relations)) for sample in samples]
+    else:
+        stacked = stack_pyramids([sample.pyramid for sample in samples])
+        coarse, fine = network.encode(stacked)
+        fines = [None] * len(samples) if fine is None else fine.split(stacked.lengths[0])
+        both = zip(coarse.split(stacked.lengths[MATCH_LEVEL]), fines, strict=True)
+        encoded = [Encoded(*features) for features in both]
+    return list(zip(encoded[::2], encoded[1::2], strict=True))
+
+
+class SharedEncodings:
+    """Every cloud of some pairs encoded once, however many pairs it is in: encoding is most of the work of a pair.
+
+    The losses of the pairs are taken from copies, one pair after the other; `backward` then carries what has gathered
+    there on through the backbone, once per cloud.
+    """
+
+    def __init__(self, network: Lepard, pairs: list[Pair], mirrored: set[int]) -> None:
+        """mirrored: places of the pairs whose source is also encoded as its mirror image."""
+        self.made: list[Tensor] = []
+        self.copies: list[Tensor] = []
+        samples = {id(sample): sample for pair in pairs for sample in (pair.source, pair.target)}
+        self.encoded = {key: Encoded(*self._leaves(network, sample)) for key, sample in samples.items()}
+        for place in mirrored:
+            source = pairs[place].source
+            decoys = self._leaves(network, source.mirrored())[1]
+            self.encoded[id(source)] = self.encoded[id(source)]._replace(decoys=decoys)
+
+    def _leaves(self, network: Lepard, sample: Sample) -> tuple[Tensor, Tensor | None]:
+        coarse, fine = network.encode(sample.pyramid, sample.relations)
+        return self._leaf(coarse), None if fine is None else self._leaf(fine)
+
+    def _leaf(self, made: Tensor) -> Tensor:
+        self.made.append(made)
+        self.copies.append(made.detach().requires_grad_())
+        return self.copies[-1]
+
+    def of(self, pair: Pair) -> tuple[Encoded, Encoded]:
+        """The features of a pair's clouds."""
+        return self.encoded[id(pair.source)], self.encoded[id(pair.target)]
+
+    def backward(self) -> None:
+        """Carry the gradients of the copies on to the network's weights."""
+        used = [(made, copy.grad) for made, copy in zip(self.made, self.copies, strict=True) if copy.grad is not None]
+        torch.autograd.backward([made for made, _ in used], [gradient for _, gradient in used])
+
+
+def objective(
+    network: Lepard,
+    pairs: list[Pair],
+    settings: ObjectiveSettings,
+    seed: int = 0,
+    encoded: list[tuple[Encoded, Encoded]] | None = None,
+) -> Objective:
+    """Encode (unless that is done), match, and compare with the truth. seed: which fine points are looked at."""
+    encoded = encoded or encode_pairs(network, pairs)
+    radius = settings.match_radius * network.config.coarse_grid
+    truths = [mutual_matches(warp_coarse(pair), pair.target.pyramid.points[MATCH_LEVEL], radius) for pair in pairs]
+    matches = torch.cat([torch.nn.functional.pad(t, (1, 0), value=b) for b, t in enumerate(truths)])
+    terms: dict[str, tuple[float, Tensor]] = {}
+    output = None
+    if settings.coarse_weight or network.fine_matching is None:
+        output, coarse = _coarse_loss(network, pairs, encoded, matches, settings)
+        terms["coarse"] = settings.coarse_weight, coarse
+    if network.fine_matching is not None:
+        fine, hit = _mean_fine_losses(network, pairs, encoded, output, settings, seed)
+        terms |= {name: (getattr(settings, f"{name}_weight"), value) for name, value in fine.items()}
+    zero = encoded[0][0].coarse.sum() * 0  # a pair without any true match still needs a loss with a gradient
+    loss = torch.stack([zero, *(weight * value for weight, value in terms.values())]).sum()
+    parts = {name: float(value.detach()) for name, (_, value) in terms.items()}
+    if network.fine_matching is not None and hit is not None:
+        parts["hit"] = hit
+    return Objective(loss, parts, output, matches)
+
+
+def _coarse_loss(
+    network: Lepard,
+    pairs: list[Pair],
+    encoded: list[tuple[Encoded, Encoded]],
+    matches: Tensor,
+    settings: ObjectiveSettings,
+) -> tuple[LepardOutput, Tensor]:
+    """What the transformer makes of the pairs, and its loss over all blocks."""
+    source = _batch([pair.source for pair in pairs], [e[0].coarse for e in encoded])
+    target = _batch([pair.target for pair in pairs], [e[1].coarse for e in encoded])
+    output = network.match(source, target)
+    warped = torch.zeros_like(source.points)
+    for b, pair in enumerate(pairs):
+        warped[b, : len(pair.source.pyramid.points[MATCH_LEVEL])] = warp_coarse(pair)
+    sinkhorn = network.config.matching == "sinkhorn"
+    weight, gate = settings.warping_weight, settings.warping_gate
+    return output, total_loss(output, matches, source.points, warped, weight, sinkhorn, gate)
+
+
+def _mean_fine_losses(
+    network: Lepard,
+    pairs: list[Pair],
+    encoded: list[tuple[Encoded, Encoded]],
+    output: LepardOutput | None,
+    settings: ObjectiveSettings,
+    seed: int,
+) -> tuple[dict[str, Tensor], float | None]:
+    """The losses of the fine points, and the share of them that chose right; nothing where no pair overlaps."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for b, (pair, (source, target)) in enumerate(zip(pairs, encoded, strict=True)):
+        confidence = None if output is None else output.confidence[b].detach()
+        found.append(_fine_losses(network, pair, source, target, confidence, settings.fine_points, generator))
+    present = [losses for losses in found if losses is not None]
+    if not present:
+        return {}, None
+    means = {name: torch.stack([losses[name] for losses in present]).mean() for name in present[0]}
+    return means, float(means.pop("hit"))
+
+
+def warp_coarse(pair: Pair) -> Tensor:
+    """The coarse source points where they truly lie in the target's frame, (n, 3)."""
+    return _warp(pair.source.pyramid.points[MATCH_LEVEL], pair.flow, pair.motion)
+
+
+def _warp(points: Tensor, flow: Tensor | None, motion: Tensor) -> Tensor:
+    moved = points if flow is None else points + flow
+    return moved @ motion[:3, :3].T + motion[:3, 3]
+
+
+def _batch(samples: list[Sample], features: list[Tensor]) -> CoarseCloud:
+    pyramids = [sample.pyramid for sample in samples]
+    normals = [p.normals[MATCH_LEVEL] for p in pyramids] if pyramids[0].normals else []
+    return pad_clouds(features, [p.points[MATCH_LEVEL] for p in pyramids], normals)
+
+
+def _fine_losses(
+    network: Lepard,
+    pair: Pair,
+    encoded_source: Encoded,
+    encoded_target: Encoded,
+    confidence: Tensor | None,
+    count: int,
+    generator: torch.Generator,
+) -> dict[str, Tensor] | None:
+    """Losses of some fine points that have a partner; None where hardly any has.
+
+    descriptor: both ways. guided: with the coarse confidences (n, m), if given. hit: share that finds its partner.
+    """
+    source, target, matching = pair.source, pair.target, network.fine_matching
+    x, y = encoded_source.fine, encoded_target.fine
+    assert x is not None and y is not None and matching is not None
+    assert source.owners is not None and target.owners is not None
+    warped = _warp(source.pyramid.points[0], pair.fine_flow, pair.motion)
+    places = target.pyramid.points[0]
+    chosen = torch.randperm(len(warped), generator=generator)[: 4 * count].to(warped.device)
+    nearest = radius_neighbours(warped[chosen], places, network.config.grid, 1)[:, 0].to(chosen.device)
+    kept = (nearest < len(places)).nonzero()[:count, 0]
+    if len(kept) < 16:
+        return None
+    chosen, nearest = chosen[kept], nearest[kept]
+    radius = 3 * network.config.grid
+    scores = x[chosen] @ y.T * matching.scale
+    forth = descriptor_loss(scores, nearest, places, radius)
+    # A point must also prefer its partner to the mirror images of the source's points.
+    decoys = None if encoded_source.decoys is None else y[nearest] @ encoded_source.decoys.T * matching.scale
+    back = descriptor_loss(y[nearest] @ x.T * matching.scale, chosen, warped, radius, decoys)
+    hit = ((places[scores.detach().argmax(1)] - warped[chosen]).norm(dim=1) < radius).float().mean()
+    losses = {"descriptor": (forth + back) / 2, "hit": hit}
+    if confidence is not None:
+        # The guided loss teaches the weight of the guidance, and descriptors to tell apart what it leaves open.
+        confidence = confidence[: len(source.pyramid.points[MATCH_LEVEL]), : len(target.pyramid.points[MATCH_LEVEL])]
+        prior = coarse_prior(confidence, matching.guidance)[source.owners[chosen]][:, target.owners]
+        losses["guided"] = descriptor_loss(scores + prior, nearest, places, radius)
+    return losses
+
+
+class MatchQuality(NamedTuple):
+    """inlier_ratio of the predicted matches, recall of the true ones, error of the rigid fit in degrees and metres."""
+
+    inlier_ratio: float
+    recall: float
+    rotation_error: float
+    translation_error: float
+
+
+@torch.no_grad()
+def match_quality(network: Lepard, pair: Pair, result: Objective, item: int, radius: float) -> MatchQuality:
+    """How good the coarse matches of pair `item` of a batch are; radius: metres within which a match is right."""
+    assert result.output is not None
+    warped, target = warp_coarse(pair), pair.target.pyramid.points[MATCH_LEVEL]
+    confidence = result.output.confidence[item, : len(warped), : len(target)]
+    best, index = confidence.max(1)
+    # As many as there are true matches, or a quarter of the points: what a robust estimate would be given.
+    chosen = best.topk(min(len(best), max(16, len(best) // 4))).indices
+    right = (warped[chosen] - target[index[chosen]]).norm(dim=1) < radius
+    truth = result.matches[result.matches[:, 0] == item]
+    hit = (warped[truth[:, 1]] - target[index[truth[:, 1]]]).norm(dim=1) < radius
+    fit = result.output.fit
+    turn = fit.rotation[item].T @ pair.motion[:3, :3]
+    angle = torch.rad2deg(torch.acos(((turn.trace() - 1) / 2).clamp(-1, 1)))
+    offset = (fit.translation[item][:, 0] - pair.motion[:3, 3]).norm()
+    return MatchQuality(
+        float(right.float().mean()), float(hit.float().mean()) if len(truth) else 0.0, float(angle), float(offset)
+    )

@@ -1,0 +1,143 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
+"""Inference and training on a GPU, on any machine: every tensor where it belongs, and the CPU's numbers."""
+
+import numpy as np
+import pytest
+import torch
+
+from box_room import CAMERA, look, render
+from fake_cuda import CUDA, fake_cuda
+from lepard_ros.cloud.depth import depth_to_points
+from lepard_ros.encoded_cloud import EncodedCloud
+from lepard_ros.evaluation import ablation
+from lepard_ros.matcher import Matcher, MatcherSettings
+from lepard_ros.network.config import PAPER_RIGID, SMALL_RIGID, LepardConfig
+from lepard_ros.network.lepard import Lepard
+from lepard_ros.network.weights import Card
+from lepard_ros.training.objective import ObjectiveSettings
+from lepard_ros.training.paper import RawPair, prepared
+from lepard_ros.training.samples import Pair, make_sample
+from lepard_ros.training.training import Trainer, TrainingSettings, own_device, validate
+
+SMALL = {"width": 16, "feature_dim": 48, "grid": 0.1, "confidence_threshold": 0.0}
+CONFIGS = {
+    "paper": LepardConfig.from_dict({**PAPER_RIGID.to_dict(), **SMALL}),
+    "ours": LepardConfig.from_dict({**SMALL_RIGID.to_dict(), **SMALL, "fine_dim": 16}),
+}
+
+
+def clouds() -> list[np.ndarray]:
+    poses = (look(-0.5, -0.6, -10.0), look(-0.2, -0.6, 0.0))
+    points = [depth_to_points(render(pose), CAMERA).reshape(-1, 3) for pose in poses]
+    return [cloud[np.isfinite(cloud).all(axis=1)][::3] for cloud in points]
+
+
+def network_of(name: str) -> Lepard:
+    torch.manual_seed(0)
+    return Lepard(CONFIGS[name])
+
+
+def matcher_of(name: str, device: str, guided: bool) -> Matcher:
+    settings = MatcherSettings(guided=guided, grid=None if name == "paper" else 0.1)
+    if name == "ours":
+        return Matcher.from_pretrained("rigid", device, settings)
+    return Matcher(network_of(name), Card("tiny", CONFIGS[name], sha256="0"), device, settings)
+
+
+def test_the_rules_are_those_of_a_gpu() -> None:
+    with fake_cuda():
+        here, there = torch.ones(3), torch.ones(3, device="cuda")
+        assert there.device == CUDA and there.is_cuda and (there + there).is_cuda
+        assert not there.cpu().is_cuda
+        assert (there * 2).cpu().numpy().sum() == 6
+        assert float(there.sum()) == 3
+        for forbidden in (lambda: here + there, lambda: torch.cat([here, there]), lambda: torch.stack([there, here])):
+            with pytest.raises(RuntimeError, match="cuda:0 and cpu"):
+                forbidden()
+        for forbidden in (there.numpy, lambda: np.asarray(there)):
+            with pytest.raises(TypeError, match="numpy"):
+                forbidden()
+        layer = torch.nn.Linear(3, 2).to("cuda")
+        layer(there).sum().backward()
+        assert layer.weight.is_cuda and layer.weight.grad.is_cuda
+        with pytest.raises(RuntimeError, match="cuda:0 and cpu"):
+            layer(here)
+
+
+@pytest.mark.parametrize(("name", "guided"), [("paper", True), ("ours", True), ("ours", False)])
+def test_matches_are_those_of_the_cpu(name: str, guided: bool) -> None:
+    source, target = clouds()
+    expected = matcher_of(name, "cpu", guided).match(source, target)
+    with fake_cuda():
+        matcher = matcher_of(name, "cuda", guided)
+        found = matcher.match(source, target)
+        first, second = matcher.encode(source), matcher.encode(target)
+        assert first.points.is_cuda and first.features.is_cuda
+        again = EncodedCloud.from_arrays(first.to_arrays(), matcher.device)  # a saved map
+        (kept,) = matcher.match_many(again, [second])
+        if name == "ours":
+            matcher.register_many(again, [second])
+    assert len(expected.confidence) > 20
+    for matches in (found, kept):  # ties of neighbours may be broken otherwise
+        np.testing.assert_allclose(np.sort(matches.confidence)[-20:], np.sort(expected.confidence)[-20:], atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    "variant", ["no repositioning", "random rotation", "oracle rigid fitting", "robust procrustes"]
+)
+def test_variants_of_the_ablation_stay_on_the_gpu(variant: str) -> None:
+    from lepard_ros.data.readers import RigidPair
+
+    source, target = clouds()
+    with fake_cuda():
+        matcher = matcher_of("ours", "cuda", guided=True)
+        ablation.apply_settings(matcher, ablation.VARIANTS[variant].settings)
+        with ablation.repositioned(variant, matcher, RigidPair("a", "b", "s", np.eye(4), 1.0)):
+            assert len(matcher.match(source, target).source)
+
+
+def training_pair(name: str, network: Lepard) -> Pair:
+    source, target = (cloud[::3].astype(np.float64) for cloud in clouds())
+    if name == "paper":
+        raw = RawPair(source, target, np.eye(3), np.zeros(3), np.full_like(source, 0.01), 1.0)
+        return prepared(raw, network.config)
+    samples = [make_sample(torch.from_numpy(cloud).float(), torch.zeros(3), network) for cloud in (source, target)]
+    return Pair(*samples, torch.eye(4))
+
+
+@pytest.mark.parametrize("name", ["paper", "ours"])
+def test_a_training_step_gives_the_losses_of_the_cpu(name: str) -> None:
+    settings = TrainingSettings(
+        optimiser="sgd", rate=1e-3, clip=0.0, together=name == "paper", objective=ObjectiveSettings(warping_weight=0.1)
+    )
+    pair = training_pair(name, network_of(name))
+    on_cpu = Trainer(network_of(name), settings)
+    expected = [on_cpu.step([pair, pair])["loss"] for _ in range(2)]
+    with fake_cuda():
+        network = network_of(name)
+        pair = training_pair(name, network)
+        trainer = Trainer(network, settings, "cuda")
+        found = [trainer.step([pair, pair])["loss"] for _ in range(2)]
+        assert all(parameter.is_cuda for parameter in trainer.network.parameters())
+        table = validate(trainer.averaged_network().to("cuda"), [(pair, 0.5)], settings.objective)
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+    assert np.isfinite(table["val_loss"])
+
+
+def test_a_checkpoint_of_a_gpu_goes_on() -> None:
+    with fake_cuda():
+        network = network_of("paper")
+        trainer = Trainer(network, TrainingSettings(together=True), "cuda")
+        trainer.step([training_pair("paper", network)])
+        state = trainer.state()
+        again = Trainer(network_of("paper"), TrainingSettings(together=True), "cuda")
+        again.load_state(state)
+        assert again.step_number == 1
+
+
+def test_every_process_of_torchrun_has_its_own_gpu(monkeypatch) -> None:
+    assert own_device("cuda") == "cuda"
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert own_device("cuda") == "cuda:3"
+    assert own_device("cuda:1") == "cuda:1"
+    assert own_device("cpu") == "cpu"

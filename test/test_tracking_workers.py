@@ -1,0 +1,155 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
+"""The tracker's two workers and its state machine: what comes in when, and that a slow machine changes nothing."""
+
+import threading
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from box_room import CAMERA, look, render, sweep
+from lepard_ros.cloud.depth import depth_to_points
+from lepard_ros.evaluation.fpfh_matcher import FpfhCloud, FpfhMatcher
+from lepard_ros.geometry.poses import motion_between, twist_transport, velocity_between
+from lepard_ros.geometry.rigid_motion import invert
+from lepard_ros.registration.types import NO_MATCHES, Registration, Status
+from lepard_ros.tracking.background import Background
+from lepard_ros.tracking.rigid import RigidTracker
+from lepard_ros.tracking.state import TRANSITIONS, Event, next_state
+from lepard_ros.tracking.track import Track, TrackerSettings, TrackingState
+
+SETTINGS = TrackerSettings(keyframe_degrees=12.0, background_clouds=3)
+
+
+@dataclass(frozen=True)
+class SlowMatcher(FpfhMatcher):
+    """FPFH on a slow machine."""
+
+    def encode(self, points: np.ndarray, viewpoint: np.ndarray | None = None, grid: float | None = None) -> FpfhCloud:
+        time.sleep(0.3)
+        return super().encode(points, viewpoint, grid)
+
+
+@dataclass(frozen=True)
+class BlindMatcher(FpfhMatcher):
+    """A network that recognises nothing."""
+
+    def register_many(self, source: FpfhCloud, targets: list[FpfhCloud]) -> list[Registration]:
+        return [Registration(None, Status.TOO_FEW_MATCHES, NO_MATCHES, np.zeros(0, dtype=bool)) for _ in targets]
+
+
+def cloud_at(pose: np.ndarray, seed: int = 0) -> np.ndarray:
+    return depth_to_points(render(pose, seed), CAMERA)
+
+
+def walk(tracker: RigidTracker, poses: list[np.ndarray]) -> list[Track]:
+    return [tracker.process(cloud_at(pose, i), 0.1 * i) for i, pose in enumerate(poses)]
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_a_result_comes_in_after_so_many_clouds_however_long_the_work_takes(threaded: bool) -> None:
+    background, order = Background(threaded, delay=3), []
+    for seconds in (0.1, 0.0):
+        background.submit(lambda seconds=seconds: time.sleep(seconds) or seconds, order.append)
+        background.next_cloud()
+    background.next_cloud()
+    background.next_cloud()
+    assert order[0] == 0.1
+    background.next_cloud()
+    assert order == [0.1, 0.0] and len(background) == 0
+
+
+def test_work_that_fails_is_told_to_the_one_who_takes_it_in() -> None:
+    background = Background(threaded=True, delay=1)
+    background.submit(lambda: 1 / 0, print)
+    with pytest.raises(ZeroDivisionError):
+        background.next_cloud()
+    assert background.run(lambda: "still here") == "still here"
+
+
+def test_the_result_for_a_map_that_was_reset_meanwhile_is_dropped() -> None:
+    tracker = RigidTracker(SlowMatcher(0.06), replace(SETTINGS, threaded=True))
+    walk(tracker, sweep(10)[:3])
+    assert len(tracker._background) > 0
+    tracker.reset()
+    assert len(tracker._background) == 0
+    tracker.finish()
+    assert len(tracker.keyframes) == 0
+    first = tracker.process(cloud_at(sweep(10)[5]), 9.0)
+    assert first.keyframe_id == 0 and np.array_equal(first.pose, np.eye(4))
+
+
+def test_tracking_on_a_slow_machine_gives_the_same_poses() -> None:
+    there_and_back = [*sweep(6, -25, 5), *sweep(6, -25, 5)[-2::-1]]
+    settings = replace(SETTINGS, loop_gap=1)
+    fast = walk(RigidTracker(FpfhMatcher(0.06), settings), there_and_back)
+    slow = walk(RigidTracker(SlowMatcher(0.06), replace(settings, threaded=True)), there_and_back)
+    for one, other in zip(fast, slow, strict=True):
+        assert (one.state, one.new_keyframe, one.loop_closed) == (other.state, other.new_keyframe, other.loop_closed)
+        np.testing.assert_array_equal(one.pose, other.pose)
+    assert any(track.loop_closed for track in slow), "a loop is closed while tracking goes on"
+
+
+def test_the_network_is_not_asked_about_a_cloud_that_is_followed() -> None:
+    tracker = RigidTracker(BlindMatcher(0.06), SETTINGS)
+    poses = sweep(10)[:5]
+    tracks = walk(tracker, poses)
+    assert [track.registration.method for track in tracks[1:]] == ["motion"] * 4
+    assert all(motion_between(t.pose, invert(poses[0]) @ p)[0] < 0.03 for t, p in zip(tracks, poses, strict=True))
+
+
+@pytest.mark.parametrize(("fallback", "method"), [("none", None), ("fpfh", "fpfh")])
+def test_the_fallback_finds_what_the_network_does_not(fallback: str, method: str | None) -> None:
+    tracker = RigidTracker(BlindMatcher(0.06), replace(SETTINGS, fallback=fallback))
+    walk(tracker, sweep(10)[:4])
+    tracks = [tracker.process(cloud_at(sweep(10)[1] @ look(0.02 * i, 0, i, 0), 50 + i), 90 + 0.1 * i) for i in range(2)]
+    found = {track.registration.method for track in tracks if track.pose is not None and track.registration}
+    assert found == set() if method is None else method in found
+    assert tracks[0].state in (TrackingState.LOST, TrackingState.RELOCALISED)
+
+
+def test_the_second_worker_works_in_another_thread() -> None:
+    names = []
+    background = Background(threaded=True, delay=1)
+    background.submit(lambda: names.append(threading.current_thread().name), lambda _: None)
+    background.finish()
+    assert names == ["lepard_background"]
+
+
+def test_every_state_knows_what_every_event_does_to_it() -> None:
+    for state in TrackingState:
+        for event in (Event.FOLLOWED, Event.MISSED, Event.FOUND):
+            assert (state, event) in TRANSITIONS
+        assert next_state(state, Event.RESET) is TrackingState.INITIALISING
+    assert next_state(TrackingState.INITIALISING, Event.STARTED) is TrackingState.OK
+    with pytest.raises(KeyError):
+        next_state(TrackingState.LOST, Event.STARTED)
+
+
+def test_the_twist_is_the_velocity_in_the_body_s_own_frame() -> None:
+    first, second = look(0, 0, 10), look(0, 0, 10)
+    second[:3, 3] = first[:3, 3] + first[:3, :3] @ [0, 0, 0.2]
+    np.testing.assert_allclose(velocity_between(first, second, 0.1), [0, 0, 2, 0, 0, 0], atol=1e-9)
+    arm = np.eye(4)
+    arm[0, 3] = 0.5  # the body is half a metre to the right of a sensor that turns about y, down
+    np.testing.assert_allclose(twist_transport(arm) @ [0, 0, 0, 0, 1, 0], [0, 0, -0.5, 0, 1, 0], atol=1e-9)
+
+
+def test_a_tracked_cloud_has_a_twist_and_a_jump_has_none() -> None:
+    tracker = RigidTracker(FpfhMatcher(0.06), SETTINGS)
+    poses = sweep(10)[:3]
+    tracks = walk(tracker, poses)
+    assert tracks[0].twist is None and tracks[2].twist is not None
+    truth = velocity_between(poses[1], poses[2], 0.1)
+    assert np.abs(tracks[2].twist.velocity - truth).max() < 0.25
+    assert np.linalg.eigvalsh(tracks[2].twist.covariance).min() > 0
+
+
+def test_odometry_predicts_where_the_motion_so_far_does_not() -> None:
+    poses = [look(0, -0.5, 0), look(0.0, -0.5, 1), look(0.1, -0.3, 30)]
+    tracker = RigidTracker(BlindMatcher(0.06), SETTINGS)
+    drifting = look(3.0, 1.0, 40)
+    tracks = [tracker.process(cloud_at(p, i), 0.1 * i, drifting @ p) for i, p in enumerate(poses)]
+    assert tracks[-1].pose is not None
+    assert motion_between(tracks[-1].pose, invert(poses[0]) @ poses[-1])[0] < 0.03

@@ -30,6 +30,7 @@ from lepard_ros.network.lepard import Lepard, pad_clouds
 from lepard_ros.network.matching import select_matches
 from lepard_ros.network.procrustes import RigidFit
 from lepard_ros.network.weights import Card, load
+from lepard_ros.registration.rigid.acceptance import MIN_INLIERS
 from lepard_ros.registration.rigid.covariance import PATCH_CELLS
 from lepard_ros.registration.rigid.estimate import RigidSettings, candidate_motions, register_matches
 from lepard_ros.registration.types import NO_MATCHES, Matches, Registration, Status
@@ -38,6 +39,7 @@ __all__ = ["EncodedCloud", "Matcher", "MatcherSettings", "PointsLike"]
 
 Side = tuple[EncodedCloud, EncodedCloud, Matches]
 SMALL_CELLS = 12  # a cloud of fewer cells across is a thing, not a place
+HARDER = 2.0  # by how much points, matches, seeds and hypotheses grow in a further try
 MAX_SIDES = 2  # of clouds without a viewpoint, that are tried once more
 COARSE_TOLERANCE = 2.0  # tolerances of coarse matches, over those of fine ones
 # A turn (3, 3) about no axis of the grid: the same points then fall into other cells.
@@ -59,7 +61,6 @@ class MatcherSettings:
     clouds lie on that grid already, as the benchmarks' files on the paper's (None: if hardly two of their points share
     a cell). rigid: how a motion is found from the matches.
     effort: further tries that `register` may spend on a pair that was refused; see `Matcher.register`.
-    harder: by how much the numbers of points, matches, seeds and hypotheses grow in a further try.
     repositionings: in a further try, so many hypotheses reposition the source for the transformer, whose matches then
     suggest motions of their own (0: none).
     """
@@ -71,12 +72,11 @@ class MatcherSettings:
     gridded: bool | None = None
     rigid: RigidSettings = field(default_factory=RigidSettings)
     effort: int = 1
-    harder: float = 2.0
     repositionings: int = 0
 
     def with_more(self) -> "MatcherSettings":
         """The settings of a further try."""
-        few, times = self.rigid.consistency, self.harder
+        few, times = self.rigid.consistency, HARDER
         more = replace(few, seeds=round(few.seeds * times), hypotheses=round(few.hypotheses * times))
         points, matches = round(self.fine_points * times), round(self.fine_matches * times)
         rigid = replace(self.rigid, consistency=more)
@@ -317,7 +317,7 @@ class Matcher:
         where the settings ask for none.
         """
         count = self.settings.repositionings
-        if not count or len(matches.confidence) < self.rigid.min_matches:
+        if not count or len(matches.confidence) < MIN_INLIERS:
             return None
         grid, rule = target.surface.spacing, self.rigid
         coarse = self._coarse_matches(source, target, self._confidences(source, [target])[0])

@@ -126,7 +126,7 @@ def test_free_space_says_nothing_where_no_viewpoint_is_known(matcher: Matcher) -
     for known, cloud in enumerate(clouds):
         evidence = gather_evidence(NO_MATCHES, cloud.surface, cloud.surface, np.eye(4)[None], rule, 500)
         assert np.isnan(evidence.conflict[0]) == (not known)
-        assert np.isfinite(quality(evidence, rule)).all()
+        assert np.isfinite(quality(evidence)).all()
 
 
 def test_a_viewpoint_that_is_no_place_is_refused(matcher: Matcher) -> None:

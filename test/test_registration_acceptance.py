@@ -79,7 +79,7 @@ def test_the_true_motion_has_the_best_quality(seed: int) -> None:
     wrong = exponential(np.random.default_rng(seed).normal(size=(30, 6)) * 0.6) @ motion
     motions = np.concatenate([motion[None], wrong])
     evidence = gather_evidence(true_matches(source, motion), source, target, motions, SETTINGS, 800)
-    assert quality(evidence, SETTINGS).argmax() == 0
+    assert quality(evidence).argmax() == 0
     assert evidence.fit[0] > 0.7
     assert evidence.conflict[0] < 0.1
 

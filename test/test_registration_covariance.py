@@ -22,7 +22,7 @@ def room_surface() -> Surface:
 
 
 def whole_contact(source: Surface, target: Surface, transform: np.ndarray) -> Contact:
-    return touch(source, target, transform[None], 1e-3 + 0.1, 0.9)
+    return touch(source, target, transform[None], 1e-3 + 0.1)
 
 
 def test_covariance_against_monte_carlo(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +35,7 @@ def test_covariance_against_monte_carlo(monkeypatch: pytest.MonkeyPatch) -> None
         noisy = target.points + target.normals * rng.normal(size=(len(target.points), 1)) * noise
         source = Surface(move(invert(motion), noisy), target.normals @ motion[:3, :3], SPACING)
         found, _ = align(source, target, motion[None], 6, IcpSettings(first_reach=1.0, last_reach=1.0, kernel=1e6))
-        contact = touch(source, target, found, SPACING, 0.5)
+        contact = touch(source, target, found, SPACING)
         predicted.append(alignment_covariance(contact, contact.touching.astype(float), found[0], SPACING))
         turned = Rotation.from_matrix(motion[:3, :3] @ found[0, :3, :3].T).as_rotvec()
         errors.append(np.concatenate([motion[:3, 3] - found[0, :3, 3], turned]))
@@ -54,7 +54,7 @@ def test_it_is_symmetric_positive_and_grows_along_what_is_loose() -> None:
     plane = Surface(surface.points[floor], surface.normals[floor], SPACING)
     results = []
     for cloud in (surface, plane):
-        contact = touch(cloud, cloud, np.eye(4)[None], 0.1, 0.5)
+        contact = touch(cloud, cloud, np.eye(4)[None], 0.1)
         results.append(alignment_covariance(contact, contact.touching.astype(float), np.eye(4), SPACING))
     for covariance in results:
         np.testing.assert_allclose(covariance, covariance.T)

@@ -54,7 +54,7 @@ def test_what_is_undetermined_stays_put() -> None:
 def test_touch_against_brute_force() -> None:
     source, target, motion = two_views(0)
     few = sample(source, 200)
-    contact = touch(few, target, motion[None], 0.1, 0.5)
+    contact = touch(few, target, motion[None], 0.1)
     moved = move(motion, few.points)
     distance = np.linalg.norm(moved[:, None] - target.points, axis=2)
     np.testing.assert_allclose(np.where(distance.min(1) < 0.1, distance.min(1), np.inf), contact.distance[0])

@@ -12,7 +12,7 @@ from lepard_ros.errors import InputError
 from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.geometry.voxel_grid import grid_subsample
 from lepard_ros.matcher import MatcherSettings
-from lepard_ros.registration.rigid.fallback import FpfhSettings, match_fpfh, register_fpfh
+from lepard_ros.registration.rigid.fallback import match_fpfh, register_fpfh
 from lepard_ros.registration.types import Matches, Registration, Surface
 
 WEIGHTS_ID = ""  # there are no weights, and no features to be kept in a map
@@ -67,7 +67,7 @@ class FpfhMatcher:
 
     def match_many(self, source: FpfhCloud, targets: list[FpfhCloud]) -> list[Matches]:
         """Matches with each target."""
-        return [match_fpfh(source.surface, target.surface, FpfhSettings()) for target in targets]
+        return [match_fpfh(source.surface, target.surface) for target in targets]
 
     def register_many(self, source: FpfhCloud, targets: list[FpfhCloud]) -> list[Registration]:
         """Motions to each target."""

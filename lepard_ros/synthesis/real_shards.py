@@ -126,7 +126,7 @@ def refined_motion(source: Surface, target: Surface, recorded: FloatArray) -> Fl
     settings = IcpSettings(first_reach=6.0, last_reach=1.5)
     thinned = sample(source, 1500)
     motions, settled = align(thinned, target, recorded[None], 16, settings)
-    contact = touch(thinned, target, motions, 2 * GRID, settings.min_facing)
+    contact = touch(thinned, target, motions, 2 * GRID)
     touching = contact.touching[0]
     change = np.linalg.solve(recorded, motions[0])
     turn = Rotation.from_matrix(change[:3, :3]).magnitude()

@@ -24,20 +24,24 @@ from lepard_ros.tracking.track import TrackingState
 if TYPE_CHECKING:
     from lepard_ros.matcher import EncodedCloud, Matcher
 
+MIN_POINTS = 200  # of a cloud on the model's grid
+# Keyframes, seen from the most similar side, that a cloud is matched with besides the last cloud; all once it is lost.
+MATCHED_KEYFRAMES = 2
+FOLLOW_SECONDS, FOLLOW_OVERLAP = 0.5, 0.7  # limits of following without matches, see `DeformableSettings.follower`
+
 
 @dataclass(frozen=True)
 class DeformableSettings:
     """How a bending thing is followed. Lengths in metres.
 
-    max_keyframes: past clouds that are kept, from all sides of the body. matched_keyframes: how many of them, seen
-    from the most similar side, the live cloud is matched with besides the last cloud; all of them once it is lost.
+    max_keyframes: past clouds that are kept, from all sides of the body.
     keyframe_motion, keyframe_degrees: mean motion and turn of the model, since every keyframe, that makes a new one.
     min_overlap: share of the warped model on the live cloud. max_rejections: clouds in a row that may be refused
     before the model begins anew.
     follower: the solver for a cloud whose matches do not suffice; it goes on from the last warp to the nearest surface,
-    which only sees small motions and no sliding. So it is asked at most follow_seconds after the last accepted cloud
-    and for at most max_followed clouds in a row, and believed only with follow_overlap of the model on the cloud.
-    min_points: of a cloud on the model's grid. max_range: points beyond are left out. foreground: how the body is told
+    which only sees small motions and no sliding. So it is asked at most FOLLOW_SECONDS after the last accepted cloud
+    and for at most max_followed clouds in a row, and believed only with FOLLOW_OVERLAP of the model on the cloud.
+    max_range: points beyond are left out. foreground: how the body is told
     from the room, or None to take the whole cloud.
     """
 
@@ -49,15 +53,11 @@ class DeformableSettings:
     filter: FilterSettings = field(default_factory=FilterSettings)
     foreground: ForegroundSettings | None = field(default_factory=ForegroundSettings)
     max_keyframes: int = 12
-    matched_keyframes: int = 2
     keyframe_motion: float = 0.15
     keyframe_degrees: float = 25.0
     min_overlap: float = 0.15
     max_rejections: int = 10
-    follow_seconds: float = 0.5
     max_followed: int = 10
-    follow_overlap: float = 0.7
-    min_points: int = 200
     max_range: float = float("inf")
 
     def __post_init__(self) -> None:
@@ -140,7 +140,7 @@ class DeformableTracker:
         clock = StageClock()
         body, background = self._split(points)
         clock.stop("foreground")
-        if len(body) < self.settings.min_points:
+        if len(body) < MIN_POINTS:
             return self._refused(stamp, "the cloud has too few points", clock)
         surface = thinned_surface(body, self.settings.model.graph.coverage / 3)
         live = _Live(body, surface, background, self.matcher.encode(body), stamp)
@@ -168,7 +168,7 @@ class DeformableTracker:
             raise InputError(f"A cloud must have the shape (N, 3) or (H, W, 3), but this one has {np.shape(points)}.")
         finite = finite_points(points)
         finite = finite[np.linalg.norm(finite, axis=1) < self.settings.max_range]
-        if self.settings.foreground is None or len(finite) < self.settings.min_points:
+        if self.settings.foreground is None or len(finite) < MIN_POINTS:
             return thin(finite, self.settings.model.spacing / 2), finite[:0]
         last = None if self._last is None else self._last.imprint.warped
         body = find_foreground(finite, self.settings.foreground, last)
@@ -198,7 +198,7 @@ class DeformableTracker:
         assert self._last is not None
         last = self._last
         ranked = sorted(self._keyframes, key=lambda sight: _degrees_between(sight.turn, last.turn))
-        sights = ranked if self._rejected else [last, *ranked[: self.settings.matched_keyframes]]
+        sights = ranked if self._rejected else [last, *ranked[:MATCHED_KEYFRAMES]]
         return list({id(sight.live): sight for sight in sights}.values())
 
     def _to_rest(self, matches: Matches, sight: _Sight, live: _Live) -> Matches:
@@ -236,12 +236,12 @@ class DeformableTracker:
         """The warp from the last one to the nearest surface, without matches, or None where that cannot be trusted."""
         assert self.model is not None and self._last is not None
         settings, model = self.settings, self.model
-        if live.stamp - self._last.live.stamp > settings.follow_seconds or self._followed >= settings.max_followed:
+        if live.stamp - self._last.live.stamp > FOLLOW_SECONDS or self._followed >= settings.max_followed:
             return None
         start = self._predicted(live)
         warp = solve_nonrigid(model.graph, model.surface, live.surface, None, settings.follower, start)
         known = warp.evidence
-        return warp if warp.ok and known is not None and known.overlap >= settings.follow_overlap else None
+        return warp if warp.ok and known is not None and known.overlap >= FOLLOW_OVERLAP else None
 
     def _reason_to_refuse(self, warp: Warp) -> str:
         """Why a warp is not believed, or an empty string."""

@@ -20,6 +20,7 @@ from lepard_ros.tracking.track import TrackerSettings
 from lepard_ros.tracking.views import View
 
 FOLLOW_SECONDS = 0.5  # for so long after a pose the sensor counts as followed
+PRIOR_SECONDS = 1.5  # for so long the last pose is a useful guess
 SLOW_SENSOR = 1.5  # a slow sensor's last pose is a useful guess for this many times the gap between its clouds
 STAY = 0.05  # how much more overlap another keyframe must promise before it is matched instead of the last one
 # What a sensor may do between two clouds on top of its speed: the error of two poses.
@@ -83,7 +84,7 @@ class Follower:
         if not self._followable:
             return [] if self._hint is None else [self._hint]
         latest = self._map.path.latest(self._map.keyframes, 2)
-        longest = max(self.settings.prior_seconds, SLOW_SENSOR * min(self.pace.gaps))
+        longest = max(PRIOR_SECONDS, SLOW_SENSOR * min(self.pace.gaps))
         if not latest or abs(stamp - latest[0][0]) > longest:
             return []
         last_stamp, last = latest[0]

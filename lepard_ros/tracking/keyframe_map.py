@@ -18,6 +18,8 @@ from lepard_ros.tracking.pose_graph import Edge, PoseGraph
 from lepard_ros.tracking.track import TrackerSettings
 from lepard_ros.tracking.views import View
 
+SURFACE_SPACING = 0.03  # metres: of the grid on which clouds are aligned, for the network's own grid
+MAX_PATH = 100_000  # poses, the newest: an hour at 27 Hz
 TIED = 3  # edges between two keyframes of one part of the map
 # A loop within this of the map as it stands only ties the keyframes together. Correcting by less would trade the local
 # map's accuracy for that of two single views (on TUM fr1_desk the error of the path doubled).
@@ -38,11 +40,11 @@ class KeyframeMap:
     def __init__(self, settings: TrackerSettings) -> None:
         """An empty map."""
         self.settings = settings
-        self.spacing = settings.surface_spacing
+        self.spacing = SURFACE_SPACING
         self.grid: float | None = None  # metres, on which its clouds are encoded: chosen with the first one
         self.keyframes = KeyframeBuffer(settings.max_keyframes, settings.max_megabytes * 1e6)
         self.graph = PoseGraph()
-        self.path = SensorPath(settings.max_path)
+        self.path = SensorPath(MAX_PATH)
 
     def begin(self, view: View, stamp: float, pose: FloatArray) -> Keyframe:
         """Start a map with a cloud whose pose (4, 4) in the map is known by definition."""

@@ -19,6 +19,7 @@ from lepard_ros.tracking.track import TrackerSettings
 if TYPE_CHECKING:
     from lepard_ros.matcher import Matcher
 
+LOOP_CANDIDATES = 3  # old keyframes that a new one is matched with
 MIN_SHARED = 0.25  # predicted overlap from which two keyframes are worth an edge
 # How far a loop may contradict the map so far: the drift that a tracker can have gathered.
 LOOP_DRIFT = 0.3  # metres, at any distance
@@ -70,7 +71,7 @@ class Student:
         """Old keyframes that should see the same surface, most of it first."""
         rated = keyframes.by_overlap(frame.surface, frame.pose, slack=0.1)
         old = [other for share, other in rated if share > MIN_SHARED and self._is_old(frame, other)]
-        return [other for other in old if other.id != known.id][: self.settings.loop_candidates]
+        return [other for other in old if other.id != known.id][:LOOP_CANDIDATES]
 
     def _similar(self, frame: Keyframe, keyframes: KeyframeBuffer) -> list[Keyframe]:
         """Old keyframes that look most alike, and that drift could have brought here."""

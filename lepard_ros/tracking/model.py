@@ -27,22 +27,21 @@ from lepard_ros.registration.types import Matches, Status, Surface
 class ModelSettings:
     """How the model is kept. Lengths in metres.
 
-    spacing: of its points. fuse_reach: a live point this near to the model corrects it. grow_reach: a live point
-    farther than fuse_reach, but not than this, may be new surface beside the model. max_points, max_nodes: bounds.
+    spacing: of its points. max_points, max_nodes: bounds.
     min_misses: clouds in a row that must look through a point before it is removed. min_torn: clouds in a row that a
     cut edge must stay torn to be cut for good; wrong matches tear an edge for one cloud, after which it is put back.
     """
 
     graph: GraphSettings = field(default_factory=lambda: GraphSettings(coverage=0.03))
     spacing: float = 0.01
-    fuse_reach: float = 0.015
-    grow_reach: float = 0.05
     min_misses: int = 3
     min_torn: int = 3
     max_points: int = 60_000
     max_nodes: int = 4_000
 
 
+# Metres: a live point this near to the model corrects it; farther, up to GROW_REACH, it may be new surface beside it.
+FUSE_REACH, GROW_REACH = 0.015, 0.05
 NEW_NODES = 4  # nodes' worth of new surface that make the graph grow
 MAX_FUSED = 20  # observations after which a point yields no further to new ones
 HEALED_STRETCH = 1.25  # a cut edge that is stretched less than this is no longer torn
@@ -119,7 +118,7 @@ class CanonicalModel:
 
     def _fuse(self, warped: FloatArray, covered: BoolArray, live: Surface) -> BoolArray:
         """Correct the points that the live cloud sees, along its normals; (N,) which they are."""
-        distance, index = live.tree.query(warped, distance_upper_bound=self.settings.fuse_reach)
+        distance, index = live.tree.query(warped, distance_upper_bound=FUSE_REACH)
         seen = covered & np.isfinite(distance)
         normal = live.normals[index[seen]]
         offset = np.sum((live.points[index[seen]] - warped[seen]) * normal, axis=1)
@@ -148,8 +147,8 @@ class CanonicalModel:
         A point that lies off the model across the surface rather than along it is no new surface: it is the known one
         under a warp that is not exact, and would make a second surface.
         """
-        distance, index = cKDTree(warped).query(live.points, distance_upper_bound=self.settings.grow_reach)
-        new = np.flatnonzero((distance > self.settings.fuse_reach) & np.isfinite(distance))
+        distance, index = cKDTree(warped).query(live.points, distance_upper_bound=GROW_REACH)
+        new = np.flatnonzero((distance > FUSE_REACH) & np.isfinite(distance))
         step = live.points[new] - warped[index[new]]
         across = np.abs(np.einsum("ni,ni->n", step, live.normals[new]))
         along = across < 0.5 * distance[new]

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from lepard_ros.geometry.arrays import FloatArray
-from lepard_ros.registration.rigid.acceptance import CENTRE, FEATURES, Evidence, gather_evidence, quality
-from lepard_ros.registration.rigid.estimate import RigidSettings, verdict
+from lepard_ros.registration.rigid.acceptance import CENTRE, FEATURES, MIN_INLIERS, Evidence, gather_evidence, quality
+from lepard_ros.registration.rigid.estimate import MIN_POINTS, VERIFY_POINTS, RigidSettings, verdict
 from lepard_ros.registration.rigid.icp import IcpSettings, align, sample
 from lepard_ros.registration.types import NO_MATCHES, Matches, Registration, Status, Surface
 
@@ -32,7 +32,7 @@ def align_from_guesses(
 
     matches: only to say which of them agree; a motion that was guessed needs none.
     """
-    if min(len(source.points), len(target.points)) < settings.min_points:
+    if min(len(source.points), len(target.points)) < MIN_POINTS:
         return _refused(Status.TOO_FEW_POINTS, matches)
     few = sample(source, COARSE_POINTS)
     motions, _ = align(few, target, guesses, COARSE_ITERATIONS, _coarse(target.spacing, settings))
@@ -81,13 +81,13 @@ def _coarse(spacing: float, settings: RigidSettings) -> IcpSettings:
 def _evidence(source: Surface, target: Surface, motions: FloatArray, settings: RigidSettings, most: int) -> Evidence:
     """Evidence of the surfaces alone; that of the matches is set to where it speaks neither for nor against."""
     evidence = gather_evidence(NO_MATCHES, source, target, motions, settings.acceptance, most)
-    neutral = max(np.expm1(CENTRE[FEATURES.index("inliers")]), settings.acceptance.min_inliers)
+    neutral = max(np.expm1(CENTRE[FEATURES.index("inliers")]), MIN_INLIERS)
     return evidence._replace(inliers=np.full(len(motions), neutral))
 
 
 def _qualities(source: Surface, target: Surface, motions: FloatArray, settings: RigidSettings) -> FloatArray:
-    evidence = _evidence(source, target, motions, settings, settings.verify_points)
-    return quality(evidence, settings.acceptance)
+    evidence = _evidence(source, target, motions, settings, VERIFY_POINTS)
+    return quality(evidence)
 
 
 def _refused(status: Status, matches: Matches) -> Registration:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # Turns that are tried when nothing else leads anywhere: nodding and looking aside, in degrees.
 WIDE_TURNS = turned_poses(nods=(-15.0, 0.0, 15.0), turns=(-36.0, -24.0, -12.0, 0.0, 12.0, 24.0, 36.0))
+SEARCH_KEYFRAMES, SEARCH_BATCH = 64, 8  # searched with one cloud (the next one goes on), and matched at once
 NEAREST_FIRST = 4  # keyframes around the last pose that are searched before the most similar ones
 
 
@@ -75,10 +76,10 @@ class Relocaliser:
         What is searched is counted and not timed, so that a slow machine finds the same places as a fast one.
         """
         frames = self._search_order(view)
-        limit = min(len(frames), self._searched + self.settings.search_keyframes)
+        limit = min(len(frames), self._searched + SEARCH_KEYFRAMES)
         sightings = [sighting for sighting in tried if sighting.registration.ok]
         while self._searched < limit and len(largest_group(sightings)) < 2:
-            batch = frames[self._searched : min(self._searched + self.settings.search_batch, limit)]
+            batch = frames[self._searched : min(self._searched + SEARCH_BATCH, limit)]
             sightings += self._sight(view, batch, [], self._rigid)
             self._searched += len(batch)
         self._searched %= len(frames)
@@ -102,7 +103,7 @@ class Relocaliser:
             return "a place was found, and waits for a second look"
         best = max(sightings, key=lambda s: s.registration.overlap, default=None)
         count = len(self._map.keyframes)
-        searched = f"searched {min(self.settings.search_keyframes, count)} of {count} keyframes"
+        searched = f"searched {min(SEARCH_KEYFRAMES, count)} of {count} keyframes"
         return f"{best.registration.status.value} ({searched})" if best else searched
 
     def _sight(

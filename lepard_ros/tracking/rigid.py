@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from lepard_ros.errors import InputError
 from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.geometry.poses import compose_covariance, motion_between, velocity_between
+from lepard_ros.registration.rigid.estimate import MIN_POINTS
 from lepard_ros.registration.types import NO_MATCHES, Registration, StageClock, Status
 from lepard_ros.tracking.background import Background
 from lepard_ros.tracking.follower import FOLLOW_SECONDS, Follower
-from lepard_ros.tracking.keyframe_map import Correction, KeyframeMap
+from lepard_ros.tracking.keyframe_map import SURFACE_SPACING, Correction, KeyframeMap
 from lepard_ros.tracking.keyframes import Keyframe, KeyframeBuffer
 from lepard_ros.tracking.loops import Student, Study
 from lepard_ros.tracking.pose_graph import Edge
@@ -31,6 +32,7 @@ from lepard_ros.tracking.views import View, finite_points, see
 if TYPE_CHECKING:
     from lepard_ros.matcher import Matcher
 
+KEYFRAME_MIN_OVERLAP = 0.12  # of a cloud that must lie on the map before it may extend it
 TOO_FEW_POINTS = Registration(None, Status.TOO_FEW_POINTS, NO_MATCHES, np.zeros(0, dtype=bool))
 
 
@@ -154,13 +156,12 @@ class RigidTracker:
         points = np.asarray(points)
         if points.ndim not in (2, 3) or points.shape[-1] != 3:
             raise InputError(f"A cloud must have shape (N, 3) or (H, W, 3), but has {points.shape}.")
-        least = self.matcher.settings.rigid.min_points
         count = len(finite_points(points))
-        if count < least:
+        if count < MIN_POINTS:
             return None, f"the cloud has only {count} points"
         self._choose_grid(points)
         view = see(points, self._map.spacing, self._map.grid)
-        if len(view.surface.points) < least:
+        if len(view.surface.points) < MIN_POINTS:
             return None, f"the cloud covers only {len(view.surface.points)} cells of the grid"
         return view, ""
 
@@ -174,7 +175,7 @@ class RigidTracker:
         loaded = next((frame.view.cloud for frame in self.keyframes), None)
         grid = self.matcher.tracking_grid(finite_points(points)) if loaded is None else loaded.surface.spacing
         self._map.grid = grid
-        self._map.spacing = self.settings.surface_spacing * max(grid / self.matcher.network_grid, 1.0)
+        self._map.spacing = SURFACE_SPACING * max(grid / self.matcher.network_grid, 1.0)
 
     def _begin(self, view: View, stamp: float, clock: StageClock) -> Track:
         """The first cloud of a new map."""
@@ -283,7 +284,7 @@ class RigidTracker:
     def _worth_keeping(self, believed: Sighting) -> bool:
         """Whether a cloud shows enough that the map does not have yet, and is well enough placed to build on."""
         settings, motion = self.settings, believed.registration
-        if not settings.mapping or motion.transform is None or motion.overlap < settings.keyframe_min_overlap:
+        if not settings.mapping or motion.transform is None or motion.overlap < KEYFRAME_MIN_OVERLAP:
             return False
         distance, turn = motion_between(np.eye(4), motion.transform)
         moved = distance > settings.keyframe_distance or turn > settings.keyframe_degrees

@@ -57,12 +57,10 @@ class TrackerSettings:
     """How a sensor is followed. Lengths in metres, angles in degrees, times in seconds.
 
     mapping: add keyframes; else only localise in the map that was loaded. fallback: "none" or "fpfh", what is tried
-    when all of Lepard's motions are refused. candidates: keyframes matched with each cloud. search_batch: keyframes
-    matched at once when lost. search_keyframes: most that are searched with one cloud; the next cloud goes on.
-    keyframe_distance, keyframe_degrees, keyframe_overlap: beyond (below) one of them a cloud becomes a keyframe, if
-    at least keyframe_min_overlap of it lies on the map. max_speed, max_turn: per second, what a sensor can do.
-    prior_seconds: how long the last pose is a useful guess. loop_gap: keyframes in between that make a loop.
-    surface_spacing: grid on which clouds are aligned. background_clouds: how many clouds later the second worker's
+    when all of Lepard's motions are refused. candidates: keyframes matched with each cloud.
+    keyframe_distance, keyframe_degrees, keyframe_overlap: beyond (below) one of them a cloud becomes a keyframe.
+    max_speed, max_turn: per second, what a sensor can do. loop_gap: keyframes in between that make a loop.
+    background_clouds: how many clouds later the second worker's
     results come in. threaded: whether it is a thread beside tracking (for a live sensor) or does its work
     at once (a replay, which gives the same poses).
     """
@@ -70,22 +68,15 @@ class TrackerSettings:
     mapping: bool = True
     fallback: str = "none"
     candidates: int = 2
-    search_batch: int = 8
-    search_keyframes: int = 64
     keyframe_distance: float = 0.3
     keyframe_degrees: float = 20.0
     keyframe_overlap: float = 0.6
-    keyframe_min_overlap: float = 0.12
     max_keyframes: int = 1000
     max_megabytes: float = 1024.0
-    surface_spacing: float = 0.03
     max_speed: float = 2.0
     max_turn: float = 180.0
-    prior_seconds: float = 1.5
     loop_closures: bool = True
     loop_gap: int = 8
-    loop_candidates: int = 3
-    max_path: int = 100_000
     background_clouds: int = 15
     threaded: bool = False
 
@@ -93,7 +84,7 @@ class TrackerSettings:
         """Refuse settings that make no sense."""
         if self.fallback not in ("none", "fpfh"):
             raise InputError(f"fallback is {self.fallback!r}; use none or fpfh.")
-        counts = ("candidates", "search_batch", "search_keyframes", "max_keyframes", "max_path", "loop_gap")
-        for name in (*counts, "background_clouds", "max_megabytes", "surface_spacing", "max_speed", "max_turn"):
+        counts = ("candidates", "max_keyframes", "loop_gap")
+        for name in (*counts, "background_clouds", "max_megabytes", "max_speed", "max_turn"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be more than 0.")

@@ -20,6 +20,8 @@ from lepard_ros.registration.deformable.surface_contact import Contact, Touch, c
 from lepard_ros.registration.deformable.warp import Warp, edge_stretch
 from lepard_ros.registration.types import Matches
 
+SURFACE_POINTS = 1200  # of the source that are pulled to the nearest surface
+INLIER_RADIUS = 0.05  # metres: of matches that agree with the warp
 MATCH_SCALE = 0.04  # metres: a match this far off counts a quarter
 MAX_STRETCH = 1.6  # an edge that the matches stretch beyond this is cut: it joined surfaces that only touched
 MAX_CUT_ROUNDS = 3
@@ -34,9 +36,9 @@ class NonrigidSettings:
     stiffness: weight of the as-rigid-as-possible term beside the matches; both data terms are scaled down to one point
     a node where they have more, so that the balance does not depend on the density. surface_weight: of the nearest
     surface (0 leaves that phase out). surface_reach: how far it may be. surface_degrees: how much normals may differ.
-    surface_points: of the source, used for it. iterations: at most, of each phase. tolerance: a relative change of the
-    energy below this ends a phase. inlier_radius: of matches that agree with the warp. min_quality: log-odds that the
-    acceptance rule must reach; higher refuses more, -inf accepts all. max_seconds: in all.
+    iterations: at most, of each phase. tolerance: a relative change of the energy below this ends a phase.
+    min_quality: log-odds that the acceptance rule must reach; higher refuses more, -inf accepts all. max_seconds: in
+    all.
     device: of the linear solver, "cpu" (Cholesky) or a torch device such as "cuda" (conjugate gradients).
     """
 
@@ -44,10 +46,8 @@ class NonrigidSettings:
     surface_weight: float = 0.5
     surface_reach: float = 0.04
     surface_degrees: float = 45.0
-    surface_points: int = 1200
     iterations: int = 20
     tolerance: float = 0.01
-    inlier_radius: float = 0.05
     min_quality: float = 1.0
     max_seconds: float = 120.0
     device: str = "cpu"
@@ -169,7 +169,7 @@ def fit_surface(problem: Problem, fit: Fit) -> Fit:
     """Gauss-Newton on the nearest surface, with the matches that agree as anchors against sliding."""
     settings, matches, count = problem.settings, problem.matches, len(problem.matches.source)
     first = count + len(fit.held)
-    anchors = np.flatnonzero((fit.misfit < settings.inlier_radius) & fit.system.data.skin.covered[:count])
+    anchors = np.flatnonzero((fit.misfit < INLIER_RADIUS) & fit.system.data.skin.covered[:count])
     rows = np.concatenate([anchors, np.arange(first, first + len(problem.contact.points))])
     equations = fit.system.equations(rows, settings.stiffness)
     skin = fit.system.data.skin
@@ -232,9 +232,9 @@ def follow_overruled_matches(problem: Problem, fit: Fit) -> Fit:
     Where one surface lies on another, the matches of the smaller one look like outliers of the larger one's motion.
     They are not if they move as one piece: then the two are cut apart.
     """
-    agrees = fit.misfit < problem.settings.inlier_radius
+    agrees = fit.misfit < INLIER_RADIUS
     overruled = ~agrees & fit.system.data.skin.covered[: len(agrees)]
-    overruled[overruled] = moving_together(chosen(problem.matches, overruled), problem.settings.inlier_radius)
+    overruled[overruled] = moving_together(chosen(problem.matches, overruled), INLIER_RADIUS)
     own, other = (_weight_on_nodes(problem, fit, which) for which in (overruled, agrees))
     led = own > np.maximum(other, 0.1 * own.max(initial=0.0))
     if not led.any():

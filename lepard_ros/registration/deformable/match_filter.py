@@ -19,6 +19,11 @@ from lepard_ros.registration.types import Matches
 
 Normals = tuple[FloatArray, FloatArray]  # of matched points: (M, 3) in the source, (M, 3) in the target
 
+MIN_MATCHES = 8  # with fewer nothing can be judged, and all are kept
+NEIGHBOURS = 48  # nearest matches in the source, and as many in the target, that judge one
+ROUNDS = 10  # of judging
+STRETCH = 0.15  # share by which the distance between neighbours may change
+LANDING = 2.5  # how far from its neighbours' rigid motion a match may land, in tolerances
 MIN_FACING = 0.0  # cosine between a turned normal and the target's; below, the surface lies inside out
 
 
@@ -26,20 +31,13 @@ MIN_FACING = 0.0  # cosine between a turned normal and the target's; below, the 
 class FilterSettings:
     """How strictly matches are judged. Lengths in metres.
 
-    neighbours: nearest matches in the source, and as many in the target, that judge one. radius: none farther than
-    this. tolerance: by how much a distance between neighbours may change; stretch: and by this share of it besides.
-    landing: how far from its neighbours' rigid motion a match may land. min_trust: in [0, 1], to be kept.
-    rounds: of judging. With fewer matches than `min_matches` nothing can be judged, and all are kept.
+    radius: within which other matches judge one. tolerance: by how much a distance between neighbours may change, and
+    by STRETCH of it besides. min_trust: in [0, 1], to be kept.
     """
 
-    neighbours: int = 48
     radius: float = 0.4
     tolerance: float = 0.02
-    stretch: float = 0.15
-    landing: float = 0.05
     min_trust: float = 0.5
-    rounds: int = 10
-    min_matches: int = 8
 
 
 def filter_matches(matches: Matches, settings: FilterSettings | None = None) -> BoolArray:
@@ -56,7 +54,7 @@ def weigh_matches(
     not whether the surface around moves along.
     """
     settings = settings or FilterSettings()
-    if len(matches.confidence) < settings.min_matches:
+    if len(matches.confidence) < MIN_MATCHES:
         return matches
     trust = match_trust(matches, settings, normals)
     return matches._replace(confidence=np.where(trust >= settings.min_trust, trust, 0.0))
@@ -78,7 +76,7 @@ def match_trust(matches: Matches, settings: FilterSettings, normals: Normals | N
     agreement = _agreement(source, target, judges, settings) * present
     weight = present * np.sqrt(np.clip(confidence, 1e-4, 1.0))[judges]
     trust = np.ones(len(confidence))
-    for _ in range(settings.rounds):
+    for _ in range(ROUNDS):
         voice = weight * np.square(trust)[judges]
         # Two neighbours' worth of doubt: a match that nobody can judge is neither believed nor refused outright.
         doubt = 0.5 * weight.max(axis=1)
@@ -90,7 +88,7 @@ def match_trust(matches: Matches, settings: FilterSettings, normals: Normals | N
 
 def _judges(source: FloatArray, target: FloatArray, settings: FilterSettings) -> tuple[IntArray, BoolArray]:
     """(M, 2k) the nearest matches of each in the source and in the target, and whether such a one is there."""
-    count = min(settings.neighbours + 1, len(source))
+    count = min(NEIGHBOURS + 1, len(source))
     found, present = [], []
     for points in (source, target):
         distance, index = cKDTree(points).query(points, count, distance_upper_bound=settings.radius)
@@ -104,7 +102,7 @@ def _agreement(source: FloatArray, target: FloatArray, judges: IntArray, setting
     """(M, 2k) in [0, 1]: 1 where the distance to a neighbour is kept, 0 where it changes by more than the tolerance."""
     before = np.linalg.norm(source[judges] - source[:, None], axis=-1)
     after = np.linalg.norm(target[judges] - target[:, None], axis=-1)
-    allowed = settings.tolerance + settings.stretch * np.minimum(before, after)
+    allowed = settings.tolerance + STRETCH * np.minimum(before, after)
     return np.clip(1.5 - np.abs(before - after) / allowed, 0.0, 1.0)
 
 
@@ -126,7 +124,7 @@ def _neighbourhood_motion(
 def _landing(source: FloatArray, target: FloatArray, around: _Neighbourhood, settings: FilterSettings) -> FloatArray:
     """(M,) in [0, 1]: 1 where a match lands where the rigid motion of its neighbours takes it."""
     landed = np.einsum("mij,mj->mi", around.motion[:, :3, :3], source) + around.motion[:, :3, 3]
-    miss = np.linalg.norm(landed - target, axis=1) / settings.landing
+    miss = np.linalg.norm(landed - target, axis=1) / (LANDING * settings.tolerance)
     return np.where(around.known, np.clip(2.0 - miss, 0.0, 1.0), 1.0)
 
 

@@ -14,6 +14,8 @@ from lepard_ros.errors import InputError
 from lepard_ros.geometry.arrays import FloatArray, IntArray
 from lepard_ros.registration.deformable.acceptance import NEAR, gather_evidence, judge, node_support
 from lepard_ros.registration.deformable.fit import (
+    INLIER_RADIUS,
+    SURFACE_POINTS,
     Fit,
     NonrigidSettings,
     Problem,
@@ -129,7 +131,7 @@ def _problem(
 ) -> Problem:
     """The part of everything that the solver deals with: active nodes, matches with weight on them, contact points."""
     fitted = (matches.confidence > 0) & graph.skin(matches.source).covered
-    contact = sample_contact(source, target, graph.skin(source.points).covered, settings.surface_points)
+    contact = sample_contact(source, target, graph.skin(source.points).covered, SURFACE_POINTS)
     deadline = time.perf_counter() + settings.max_seconds
     return Problem(graph.active_part(), chosen(matches, fitted), contact, settings, deadline)
 
@@ -158,7 +160,7 @@ def _reason_not_to_begin(problem: Problem, needs_matches: bool) -> Status:
 
 
 def _verdict_on_matches(problem: Problem, fit: Fit) -> Status:
-    inliers = int((fit.misfit < problem.settings.inlier_radius).sum())
+    inliers = int((fit.misfit < INLIER_RADIUS).sum())
     if fit.out_of_time and fit.iterations == 0:  # later it only refines what was found
         return Status.OUT_OF_TIME
     if inliers < max(MIN_INLIERS * len(fit.misfit), MIN_MATCHES):
@@ -181,7 +183,7 @@ def _finished(graph: DeformationGraph, problem: Problem, fit: Fit, matches: Matc
     assert fit.touched is not None
     warp = _warp_of(graph, fit)
     moved, carried = warp.apply(matches.source)
-    agrees = carried & (np.linalg.norm(moved - matches.target, axis=1) < problem.settings.inlier_radius)
+    agrees = carried & (np.linalg.norm(moved - matches.target, axis=1) < INLIER_RADIUS)
     support = node_support(problem.graph, matches, agrees)
     evidence = gather_evidence(problem.contact, fit, agrees, support)
     status = judge(evidence, problem.settings.min_quality) if len(matches.confidence) else Status.OK

@@ -13,28 +13,24 @@ from lepard_ros.registration.free_space import FreeSpaceSettings, conflicts, oct
 from lepard_ros.registration.rigid.icp import Contact, normal_equations, sample, touch
 from lepard_ros.registration.types import Matches, Status, Surface
 
+MIN_INLIERS = 5  # matches that must agree: three determine a motion, the rest confirm it
+REACH = 3.0  # cells within which a point looks for the other surface
+# Cells in front of a surface, and around the sensor, that are not judged as free space.
+FREE_SPACE_MARGIN, FREE_SPACE_NEAREST = 2.0, 6.0
+
 
 @dataclass(frozen=True)
 class AcceptanceSettings:
     """What an alignment must show.
 
-    min_quality: log-odds that the rule must reach; higher refuses more. min_inliers: matches that must agree.
-    min_overlap: share of the smaller cloud that must lie on the other. min_determinacy: see `Evidence`.
-    match_radius: cells between matched points that agree. reach: cells within which a point looks for a surface.
-    free_space_weight: 1 as fitted; 0 ignores free space. A cloud whose viewpoint is not known has none anyway.
-    free_space_margin, blind: cells in front of a surface, and around the sensor, that are not judged as free space.
+    min_quality: log-odds that the rule must reach; higher refuses more. min_overlap: share of the smaller cloud that
+    must lie on the other. min_determinacy: see `Evidence`. match_radius: cells between matched points that agree.
     """
 
     min_quality: float = 0.0
-    min_inliers: int = 5
     min_overlap: float = 0.04
     min_determinacy: float = 0.06
     match_radius: float = 3.0
-    reach: float = 3.0
-    min_facing: float = 0.5
-    free_space_weight: float = 1.0
-    free_space_margin: float = 2.0
-    blind: float = 6.0
 
 
 class Evidence(NamedTuple):
@@ -66,9 +62,9 @@ def gather_evidence(
 ) -> Evidence:
     """Evidence for motions (H, 4, 4), from at most `max_points` points of each cloud."""
     few_source, few_target = sample(source, max_points), sample(target, max_points)
-    reach = settings.reach * target.spacing
-    forward = touch(few_source, target, transforms, reach, settings.min_facing)
-    backward = touch(few_target, source, invert(transforms), reach, settings.min_facing)
+    reach = REACH * target.spacing
+    forward = touch(few_source, target, transforms, reach)
+    backward = touch(few_target, source, invert(transforms), reach)
     source_lies, target_lies = forward.lying(target.spacing), backward.lying(target.spacing)
     source_worth, target_worth = distinctness(few_source), distinctness(few_target)
     lying = source_lies @ source_worth + target_lies @ target_worth
@@ -97,7 +93,7 @@ def free_space_conflict(
     """
     if all(np.isnan(view.viewpoint).any() for view in views):
         return np.full(len(lying), np.nan)
-    margin, nearest = (cells * views[1].spacing for cells in (settings.free_space_margin, settings.blind))
+    margin, nearest = (cells * views[1].spacing for cells in (FREE_SPACE_MARGIN, FREE_SPACE_NEAREST))
     free_space = FreeSpaceSettings(margin=margin, nearest=nearest)
     blocked = sum(conflicts(points, view, free_space).sum(1) for view, points in zip(views, others, strict=True))
     return np.asarray(blocked / np.maximum(blocked + lying, 1))
@@ -171,17 +167,15 @@ def features(evidence: Evidence) -> FloatArray:
     return np.stack([getattr(logged, name) for name in FEATURES], axis=1)
 
 
-def contributions(evidence: Evidence, settings: AcceptanceSettings) -> FloatArray:
+def contributions(evidence: Evidence) -> FloatArray:
     """What each feature adds to the log-odds, (H, 6); nothing, where it is not known."""
-    parts = np.nan_to_num(COEFFICIENTS * (features(evidence) - CENTRE))
-    parts[:, FEATURES.index("conflict")] *= settings.free_space_weight
-    return parts
+    return np.nan_to_num(COEFFICIENTS * (features(evidence) - CENTRE))
 
 
-def quality(evidence: Evidence, settings: AcceptanceSettings) -> FloatArray:
+def quality(evidence: Evidence) -> FloatArray:
     """Log-odds that each motion is right, (H,)."""
     bias = np.where(np.isnan(evidence.conflict), BLIND_BIAS, BIAS)
-    return np.asarray(bias + contributions(evidence, settings).sum(1))
+    return np.asarray(bias + contributions(evidence).sum(1))
 
 
 REASONS = {
@@ -200,8 +194,8 @@ def judge(evidence: Evidence, settings: AcceptanceSettings) -> Status:
         return Status.LOW_OVERLAP
     if evidence.determinacy[0] < settings.min_determinacy:
         return Status.DEGENERATE
-    if evidence.inliers[0] < settings.min_inliers:
+    if evidence.inliers[0] < MIN_INLIERS:
         return Status.TOO_FEW_INLIERS
-    if quality(evidence, settings)[0] >= settings.min_quality:
+    if quality(evidence)[0] >= settings.min_quality:
         return Status.OK
-    return REASONS[FEATURES[int(np.argmin(contributions(evidence, settings)[0]))]]
+    return REASONS[FEATURES[int(np.argmin(contributions(evidence)[0]))]]

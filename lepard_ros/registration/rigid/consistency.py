@@ -16,24 +16,24 @@ from torch import Tensor
 
 from lepard_ros.geometry.rigid_motion import kabsch, kabsch_many
 
+FRIENDS = 24  # matches from which the motion of a seed is computed
+REFINED, REFINEMENTS = 48, 3  # distinct seeds that are refined on all matches, and how often
+SEPARATION, SEPARATION_DEGREES = 5.0, 12.0  # motions nearer than both (cells at the centre, degrees) are one motion
+
 
 @dataclass(frozen=True)
 class ConsistencySettings:
     """How motions are sought among matches. Lengths in cells of the grid, so that any scale is treated alike.
 
     length_tolerance: by how much two true matches may change their distance. inlier_radius: how near a moved source
-    point must come to its target to count. separation, separation_degrees: motions nearer than both are one motion.
+    point must come to its target to count. seeds: matches that start a motion. hypotheses: motions that come out.
+    max_matches: the most confident ones, among which seeds are sought.
     """
 
     length_tolerance: float = 2.0
     inlier_radius: float = 2.0
     seeds: int = 160
-    friends: int = 24
-    refined: int = 48
-    refinements: int = 3
     hypotheses: int = 8
-    separation: float = 5.0
-    separation_degrees: float = 12.0
     max_matches: int = 1500
 
 
@@ -63,7 +63,7 @@ def find_hypotheses(
     transforms = refine_motions(transforms, source, target, weights, settings)
     residuals = match_residuals(transforms, source, target)
     scores = inlier_scores(residuals, weights, settings.inlier_radius)
-    chosen = distinct_motions(transforms, scores, source, settings, settings.hypotheses)
+    chosen = distinct_motions(transforms, scores, source, settings.hypotheses)
     found = transforms[chosen].clone()
     found[:, :3, 3] *= spacing
     return Hypotheses(found, scores[chosen], residuals[chosen] < settings.inlier_radius)
@@ -82,7 +82,7 @@ def seed_motions(source: Tensor, target: Tensor, weights: Tensor, settings: Cons
     seeds = torch.topk(degree * weights, min(settings.seeds, len(degree))).indices
     shared = (agreement[seeds] * weights) @ agreement * agreement[seeds]
     shared[torch.arange(len(seeds), device=seeds.device), seeds] = float("inf")  # a seed is its own best friend
-    friends = torch.topk(shared, min(settings.friends, shared.shape[1]), dim=1).indices
+    friends = torch.topk(shared, min(FRIENDS, shared.shape[1]), dim=1).indices
     trust = friend_trust(agreement, weights, friends)
     return kabsch(source[friends], target[friends], trust)
 
@@ -116,8 +116,8 @@ def refine_motions(
 ) -> Tensor:
     """The better distinct seeds, each re-estimated from all matches that agree with it. Returns (R, 4, 4)."""
     scores = inlier_scores(match_residuals(transforms, source, target), weights, settings.inlier_radius * 1.5)
-    transforms = transforms[distinct_motions(transforms, scores, source, settings, settings.refined)]
-    for step in range(settings.refinements):
+    transforms = transforms[distinct_motions(transforms, scores, source, REFINED)]
+    for step in range(REFINEMENTS):
         radius = settings.inlier_radius * (1.5 if step == 0 else 1.0)
         pull = inlier_pull(match_residuals(transforms, source, target), radius) * weights
         transforms = kabsch_many(source, target, pull)
@@ -140,15 +140,13 @@ def inlier_scores(residuals: Tensor, weights: Tensor, radius: float) -> Tensor:
     return inlier_pull(residuals, radius) @ weights
 
 
-def distinct_motions(
-    transforms: Tensor, scores: Tensor, source: Tensor, settings: ConsistencySettings, most: int
-) -> Tensor:
+def distinct_motions(transforms: Tensor, scores: Tensor, source: Tensor, most: int) -> Tensor:
     """Indices of at most `most` motions that differ from each other, best first."""
     centre = source.double().mean(0)
     places = transforms[:, :3, :3] @ centre + transforms[:, :3, 3]
-    cosine = math.cos(math.radians(settings.separation_degrees))
+    cosine = math.cos(math.radians(SEPARATION_DEGREES))
     relative = torch.einsum("aij,bij->ab", transforms[:, :3, :3], transforms[:, :3, :3])
-    alike = (torch.cdist(places, places) < settings.separation) & ((relative - 1.0) / 2.0 > cosine)
+    alike = (torch.cdist(places, places) < SEPARATION) & ((relative - 1.0) / 2.0 > cosine)
     alike_rows = alike.cpu().tolist()
     chosen: list[int] = []
     for index in torch.argsort(scores, descending=True, stable=True).tolist():

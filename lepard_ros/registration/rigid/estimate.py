@@ -9,6 +9,7 @@ import torch
 from lepard_ros.errors import InputError
 from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.registration.rigid.acceptance import (
+    MIN_INLIERS,
     AcceptanceSettings,
     Evidence,
     agreeing_matches,
@@ -21,25 +22,23 @@ from lepard_ros.registration.rigid.covariance import PATCH, alignment_covariance
 from lepard_ros.registration.rigid.icp import IcpSettings, align, sample, touch, tukey
 from lepard_ros.registration.types import Matches, Registration, StageClock, Status, Surface
 
+MIN_POINTS = 60  # of a surface: with fewer nothing is tried
+VERIFY_POINTS, VERIFY_ITERATIONS = 800, 5  # spent on each hypothesis
+REFINE_ITERATIONS = 20  # spent on the best one
+
 
 @dataclass(frozen=True)
 class RigidSettings:
     """Settings of `register_matches`.
 
-    verify_points, verify_iterations: points and steps spent on each hypothesis. refine_points, refine_iterations: on
-    the best one. min_points, min_matches: with fewer nothing is tried. patch: metres over which residuals share
-    one error, see `alignment_covariance`. device: where hypotheses are computed.
+    refine_points: on which the best hypothesis is refined. patch: metres over which residuals share one error, see
+    `alignment_covariance`. device: where hypotheses are computed.
     """
 
     consistency: ConsistencySettings = field(default_factory=ConsistencySettings)
     icp: IcpSettings = field(default_factory=IcpSettings)
     acceptance: AcceptanceSettings = field(default_factory=AcceptanceSettings)
-    verify_points: int = 800
-    verify_iterations: int = 5
     refine_points: int = 4000
-    refine_iterations: int = 20
-    min_points: int = 60
-    min_matches: int = 5
     patch: float = PATCH
     device: str = "cpu"
 
@@ -67,7 +66,7 @@ def register_matches(
     settings = settings or RigidSettings()
     matches = checked_matches(matches)
     clock = StageClock()
-    early = _hopeless(matches, source, target, settings)
+    early = _hopeless(matches, source, target)
     if early is not None:
         return _refused(early, matches, clock, method)
     candidates, reason = candidate_motions(matches, target.spacing, settings)
@@ -84,7 +83,7 @@ def candidate_motions(matches: Matches, spacing: float, settings: RigidSettings)
 
     spacing: metres of the grid on which the matched points lie.
     """
-    return _usable(_hypotheses(matches, spacing, settings), matches, spacing, settings)
+    return _usable(_hypotheses(matches, spacing, settings), matches, spacing)
 
 
 def register_candidates(
@@ -123,11 +122,11 @@ def checked_matches(matches: Matches) -> Matches:
     return Matches(source[order], target[order], confidence[order])
 
 
-def _hopeless(matches: Matches, source: Surface, target: Surface, settings: RigidSettings) -> Status | None:
+def _hopeless(matches: Matches, source: Surface, target: Surface) -> Status | None:
     """Why no motion can be sought at all, if so."""
-    if min(len(source.points), len(target.points)) < settings.min_points:
+    if min(len(source.points), len(target.points)) < MIN_POINTS:
         return Status.TOO_FEW_POINTS
-    if len(matches.confidence) < settings.min_matches:
+    if len(matches.confidence) < MIN_INLIERS:
         return Status.TOO_FEW_MATCHES
     return None
 
@@ -143,12 +142,10 @@ def _hypotheses(matches: Matches, spacing: float, settings: RigidSettings) -> Hy
         return find_hypotheses(source, target, confidence, spacing, settings.consistency)
 
 
-def _usable(
-    hypotheses: Hypotheses, matches: Matches, spacing: float, settings: RigidSettings
-) -> tuple[FloatArray, Status]:
+def _usable(hypotheses: Hypotheses, matches: Matches, spacing: float) -> tuple[FloatArray, Status]:
     """Hypotheses (H, 4, 4) whose inliers are enough and not on one line; and the reason if none is."""
     inliers = hypotheses.inliers.cpu().numpy()
-    enough = inliers.sum(1) >= settings.acceptance.min_inliers
+    enough = inliers.sum(1) >= MIN_INLIERS
     spread = np.array([_breadth(matches.source[row]) for row in inliers]) > spacing
     reason = Status.DEGENERATE if enough.any() else Status.TOO_FEW_INLIERS
     return hypotheses.transforms.cpu().numpy()[enough & spread], reason
@@ -165,10 +162,10 @@ def _verify(
     matches: Matches, source: Surface, target: Surface, candidates: FloatArray, settings: RigidSettings
 ) -> FloatArray:
     """The candidate (1, 4, 4) that stands best on the surfaces after a short alignment of each."""
-    few = sample(source, settings.verify_points)
-    aligned, _ = align(few, target, candidates, settings.verify_iterations, settings.icp)
-    evidence = gather_evidence(matches, source, target, aligned, settings.acceptance, settings.verify_points)
-    best = int(np.argmax(quality(evidence, settings.acceptance)))
+    few = sample(source, VERIFY_POINTS)
+    aligned, _ = align(few, target, candidates, VERIFY_ITERATIONS, settings.icp)
+    evidence = gather_evidence(matches, source, target, aligned, settings.acceptance, VERIFY_POINTS)
+    best = int(np.argmax(quality(evidence)))
     return aligned[best : best + 1]
 
 
@@ -177,7 +174,7 @@ def _refine(
 ) -> Registration:
     """Align one motion (1, 4, 4) to convergence and judge it."""
     many = sample(source, settings.refine_points)
-    transform, settled = align(many, target, transform, settings.refine_iterations, settings.icp)
+    transform, settled = align(many, target, transform, REFINE_ITERATIONS, settings.icp)
     evidence = gather_evidence(matches, source, target, transform, settings.acceptance, settings.refine_points)
     return verdict(matches, source, target, transform, evidence, bool(settled[0]), settings)
 
@@ -199,7 +196,7 @@ def verdict(
     if status is Status.OK and not settled:
         status = Status.NOT_CONVERGED
     reach = settings.icp.last_reach * target.spacing
-    contact = touch(sample(source, settings.refine_points), target, transform, reach, settings.icp.min_facing)
+    contact = touch(sample(source, settings.refine_points), target, transform, reach)
     lying = contact.lying(target.spacing)
     accepted = status is Status.OK
     weight = tukey(contact.residual, settings.icp.kernel * reach) * contact.touching

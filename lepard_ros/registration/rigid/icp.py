@@ -11,19 +11,20 @@ from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.geometry.rigid_motion import exponential, move, turn
 from lepard_ros.registration.types import Surface
 
+MIN_FACING = 0.5  # cosine between normals that agree
+
 
 @dataclass(frozen=True)
 class IcpSettings:
     """Lengths in multiples of the target's spacing.
 
     first_reach, last_reach: how far a source point looks for the target's surface at the start and at the end.
-    kernel: residual at which a point stops pulling, of the reach. min_facing: cosine between normals that agree.
+    kernel: residual at which a point stops pulling, of the reach. damping: of the normal equations.
     """
 
     first_reach: float = 3.0
     last_reach: float = 1.5
     kernel: float = 0.75
-    min_facing: float = 0.5
     damping: float = 1e-3
 
 
@@ -54,7 +55,7 @@ def sample(surface: Surface, most: int) -> Surface:
     return Surface(surface.points[kept], surface.normals[kept], surface.spacing, surface.viewpoint)
 
 
-def touch(source: Surface, target: Surface, transforms: FloatArray, reach: float, min_facing: float) -> Contact:
+def touch(source: Surface, target: Surface, transforms: FloatArray, reach: float) -> Contact:
     """The nearest target points within `reach` metres whose normals agree. transforms: (H, 4, 4).
 
     Up to their sign, where a viewpoint is not known: which side was seen is then a guess.
@@ -68,7 +69,7 @@ def touch(source: Surface, target: Surface, transforms: FloatArray, reach: float
     if np.isnan(source.viewpoint).any() or np.isnan(target.viewpoint).any():
         facing = np.abs(facing)
     residual = np.einsum("hni,hni->hn", moved - target.points[index], normal)
-    return Contact(moved, normal, distance, residual, near & (facing > min_facing))
+    return Contact(moved, normal, distance, residual, near & (facing > MIN_FACING))
 
 
 def tukey(residual: FloatArray, limit: float) -> FloatArray:
@@ -112,7 +113,7 @@ def align(
     reaches = np.geomspace(settings.first_reach, settings.last_reach, max(iterations // 2, 1)) * target.spacing
     for iteration in range(iterations):
         reach = reaches[min(iteration, len(reaches) - 1)]
-        contact = touch(source, target, transforms, reach, settings.min_facing)
+        contact = touch(source, target, transforms, reach)
         motion = step(contact, tukey(contact.residual, settings.kernel * reach) * contact.touching, settings.damping)
         transforms = motion @ transforms
         settled = _largest_shift(motion, contact.moved) < 0.05 * target.spacing

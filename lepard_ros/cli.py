@@ -3,7 +3,7 @@
 
 A subcommand's module has `HELP: str`, `add_arguments(parser)` and `run(args) -> int`. It is imported only when the
 subcommand is called, so that `lepard --help` is quick and needs neither torch nor ROS. `args.command` (also
-`parser.get_default("command")`) is the subcommand's name; `args.ros_arguments` is what stands from `--ros-args` on.
+`parser.get_default("command")`) is the subcommand's name; `args.ros_arguments` is everything after `--ros-args`.
 """
 
 import argparse

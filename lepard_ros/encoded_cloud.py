@@ -151,7 +151,7 @@ def encode_cloud(
 
 
 class CloudFrame(NamedTuple):
-    """Where a cloud stands: see `EncodedCloud`. viewpoint: (3,) metres in the local frame, NaN if not known."""
+    """Where a cloud was taken: see `EncodedCloud`. viewpoint: (3,) metres in the local frame, NaN if not known."""
 
     offset: NDArray[np.float64]
     viewpoint: NDArray[np.float64]
@@ -215,7 +215,7 @@ def encode_together(network: Lepard, source: EncodedCloud, target: EncodedCloud)
 
 
 def _kept_pyramid(network: Lepard, cloud: EncodedCloud) -> Pyramid:
-    """The pyramid of a cloud; built anew of one that came from a saved map."""
+    """The pyramid of a cloud; rebuilt for one that came from a saved map."""
     if cloud.pyramid is not None:
         return cloud.pyramid
     places = cloud.surface.points, cloud.surface.viewpoint

@@ -157,7 +157,7 @@ class Matcher:
     def tracking_grid(self, points: PointsLike) -> float:
         """The grid in metres for a map that starts with this cloud (N, 3): the network's own, unless it fits badly.
 
-        A street wants a coarser one, a thing on a table a finer one. A room seen through a keyhole does not: the next
+        A street needs a coarser one, a thing on a table a finer one. A room seen through a keyhole does not: the next
         view of it may be wide.
         """
         own, grid = self.settings.grid or self.config.grid, self.suitable_grid([points])
@@ -271,7 +271,7 @@ class Matcher:
     def warp(self, source: PointsLike, target: PointsLike, settings: "WarpSettings | None" = None) -> "Warp":
         """The non-rigid warp of the source's surface onto the target; clouds (N, 3), or organised (H, W, 3).
 
-        Walls, floors and what stands apart from the body are left out (`settings.foreground`).
+        Walls, floors and separate objects are left out (`settings.foreground`).
         """
         from lepard_ros.registration.deformable.nonrigid import WarpSettings, warp_from_matches, without_background
 

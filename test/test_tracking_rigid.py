@@ -153,7 +153,7 @@ def test_a_map_of_one_cloud_that_is_never_seen_again_is_given_up() -> None:
     tracker.process(cloud_at(look(0, -0.5, 0)), 0.0)
     behind = [look(0.02 * i, 1.0, 180.0 + i) for i in range(2)]
     elsewhere = tracker.process(cloud_at(behind[0], 1), 5.0)
-    assert elsewhere.state is TrackingState.INITIALISING and elsewhere.pose is None and "anew" in elsewhere.reason
+    assert elsewhere.state is TrackingState.INITIALISING and elsewhere.pose is None and "restarts" in elsewhere.reason
     found = tracker.process(cloud_at(behind[1], 2), 5.1)
     assert found.state is TrackingState.OK
     assert errors([found], [behind[1]], behind[0])[0, 0] < 0.03

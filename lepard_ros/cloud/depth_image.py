@@ -37,7 +37,7 @@ def decode_depth(message: Any) -> NDArray[np.float32]:
 def camera_from_info(message: Any, rectified: bool = True) -> Camera:
     """The camera of a sensor_msgs/CameraInfo.
 
-    The projection matrix P describes rectified images, which most depth drivers publish; K stands in where P is zero.
+    The projection matrix P describes rectified images, which most depth drivers publish; K is used where P is zero.
     An image that is not rectified has K and the coefficients of the lens, if there are any.
     """
     p, k = [float(v) for v in message.p], [float(v) for v in message.k]

@@ -12,7 +12,7 @@ from torch import Tensor
 UNKNOWN = "unknown"  # a viewpoint that nobody knows
 # Where it is sought: so many places along each axis of the bounding box widened by a share of its longest side.
 PLACES, WIDENED = 7, 0.25
-VIEW_POINTS = 1200  # points of a cloud that are looked at
+VIEW_POINTS = 1200  # points of a cloud that are sampled
 VIEW_CELLS = 10  # directions are rounded to tenths: cells of about six degrees
 BEHIND = 1.15  # a point this many times further away than the nearest one of its cell is hidden
 # A direction is read off the closed form where the two smaller eigenvalues differ by at least this share of the trace.

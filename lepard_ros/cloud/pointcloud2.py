@@ -155,7 +155,7 @@ def _checked_row_step(height: int, width: int, point_step: int, row_step: int, a
     """The bytes from one row to the next, after checking that all rows lie inside the data.
 
     Data beyond the last point is padding and ignored. The row_step of a single row says nothing and drivers often leave
-    it at 0, so it is not looked at.
+    it at 0, so it is ignored.
     """
     row = width * point_step
     if height == 0 or width == 0:

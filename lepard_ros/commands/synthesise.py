@@ -12,7 +12,7 @@ from lepard_ros.synthesis.real_shards import write_real_shards
 from lepard_ros.synthesis.shards import synthesise_rooms
 
 HELP = "make synthetic training data: rooms for the rigid network, creatures for the deformable one"
-CREATURES_HELP = "scenes of a bending thing, several clouds each: what `lepard train` wants for the deformable network"
+CREATURES_HELP = "scenes of a bending thing, several clouds each: the training data of the deformable network"
 DEFORMABLE_HELP = "deformable pairs: creatures, people, hands, cloth, soft things (4DMatch format)"
 
 

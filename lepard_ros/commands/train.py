@@ -186,7 +186,7 @@ def settings_of(args: argparse.Namespace, stream: AnyStream) -> TrainingSettings
 def starting_network(args: argparse.Namespace) -> tuple[Lepard, str]:
     """The network to begin with, and whether it is for rigid or deformable scenes.
 
-    Weights of --init keep their own sizes and mode unless a preset is asked for.
+    Weights of --init keep their own sizes and mode unless a preset is given.
     """
     initial, card = load(args.init) if args.init else (None, None)
     if card is not None and args.preset is None:

@@ -2,7 +2,7 @@
 """Write a recording of a depth camera as a rosbag2 that `ros2 bag play` plays.
 
 The truth goes to the topic /ground_truth (geometry_msgs/PoseStamped: the camera in the frame "world"), and to /tf only
-where that is asked for: a true transform there gives the camera's frame a second parent beside the one that the node
+on request: a true transform there gives the camera's frame a second parent beside the one that the node
 publishes.
 """
 

@@ -62,7 +62,7 @@ def _apply(function: Callable[[Any], Any], item: Any) -> Any:
 
 
 def end_with_parent() -> None:
-    """Let this process of a pool end when the one that started it is killed; it would work on, then wait for ever."""
+    """End this worker process when its parent is killed; else it would finish its job and wait forever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_after, args=(parent,), daemon=True).start()

@@ -30,7 +30,7 @@ LOOP_RATE = 10.0  # clouds a second
 
 
 class Player(Node):
-    """Publishes clouds and hears when each was dealt with."""
+    """Publishes clouds and waits for the status of each."""
 
     def __init__(self) -> None:
         """Make the publisher of the clouds."""

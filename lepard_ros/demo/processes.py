@@ -35,7 +35,7 @@ def prepare_surroundings() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     from lepard_ros.ros.parameters import share_directory
 
-    # Not the user's domain: a robot may be in it, and would hear the demonstration's transforms.
+    # Not the user's domain: a robot may be in it, and would receive the demonstration's transforms.
     os.environ["ROS_DOMAIN_ID"] = str(1 + os.getpid() % 100)
     os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
     os.environ["FASTDDS_DEFAULT_PROFILES_FILE"] = str(share_directory() / "config" / "fastdds.xml")
@@ -106,7 +106,7 @@ def play(recorder: "Recorder", bag: Path, count: int, on_answer: Callable[[], No
             player.wait(20)
         going_on()
     if player.returncode:
-        raise InputError("The player of the demonstration failed; its message stands above.")
+        raise InputError("The player of the demonstration failed; its message is above.")
     return time.monotonic() - started
 
 

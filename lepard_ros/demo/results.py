@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The results of a demonstration: poses and warps against the truth, the node's effort, and the page that says so."""
+"""The results of a demonstration: poses and warps against the truth, the node's effort, and the report page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

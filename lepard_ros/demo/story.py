@@ -121,7 +121,7 @@ class MatchNote:
 
 @dataclass
 class Recorded:
-    """Everything heard. tf: by (parent, child), stamps in nanoseconds with (4, 4) matrices."""
+    """Everything received. tf: by (parent, child), stamps in nanoseconds with (4, 4) matrices."""
 
     frames: list[FrameNote] = field(default_factory=list)
     matches: list[MatchNote] = field(default_factory=list)
@@ -148,7 +148,7 @@ class WarpNote:
 
 @dataclass
 class RecordedWarps:
-    """What is heard in deformable mode only, by the live cloud's stamp in nanoseconds.
+    """What is received in deformable mode only, by the live cloud's stamp in nanoseconds.
 
     warped: the model (N, 3) as it lay in each live cloud, metres.
     """

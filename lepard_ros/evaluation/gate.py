@@ -80,7 +80,7 @@ class GatePair(NamedTuple):
 
 
 def gate_rooms() -> "list[Shard]":
-    """The rooms, rendered anew: a few seconds."""
+    """Render the rooms: a few seconds."""
     from lepard_ros.synthesis.meshes import load_library
     from lepard_ros.synthesis.shards import make_room
 

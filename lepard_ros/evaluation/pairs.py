@@ -140,7 +140,7 @@ def _finite(value: Any) -> Any:
 
 
 def _identity(name: str) -> str:
-    """What stands behind a name: weights may change under the same one."""
+    """What a method's name refers to: weights may change under the same name."""
     if not name.startswith(LEPARD):
         return ""
     method = make_method(name)

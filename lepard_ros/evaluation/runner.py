@@ -38,7 +38,7 @@ def read_log(log: Path | None) -> list[Record]:
         except json.JSONDecodeError as error:
             if number == len(lines) - 1:
                 break
-            raise InputError(f"line {number + 1} of {log} is not JSON; move the file away to start anew.") from error
+            raise InputError(f"line {number + 1} of {log} is not JSON; move it away to start over.") from error
     return records
 
 
@@ -94,7 +94,7 @@ def run_parallel(
         except BrokenProcessPool as error:
             raise InputError("a worker process was killed (out of memory?): run again with fewer --jobs.") from error
         finally:
-            for future in futures:  # an interrupted run must not wait for what it no longer wants
+            for future in futures:  # an interrupted run must not wait for the rest
                 future.cancel()
 
 

@@ -7,8 +7,8 @@ from scipy.spatial import cKDTree
 from lepard_ros.geometry.arrays import FloatArray
 
 FLOW_NEIGHBOURS = 3  # anchors whose flow is blended
-FLOW_RADIUS = 0.1  # metres: anchors farther away hardly speak for a point that has a nearer one
-FAR_AWAY = 1e10  # metres: what the authors take for the distance of those
+FLOW_RADIUS = 0.1  # metres: anchors farther away hardly matter to a point that has a nearer one
+FAR_AWAY = 1e10  # metres: the distance that the authors give to missing ones
 
 
 def blend_flow(points: FloatArray, anchors: FloatArray, flow: FloatArray, radius: float = FLOW_RADIUS) -> FloatArray:

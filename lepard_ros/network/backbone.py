@@ -166,7 +166,7 @@ class Backbone(nn.Module):
     def forward(self, pyramid: Pyramid, relations: Relations | None = None) -> tuple[Tensor, Tensor | None]:
         """Coarse features (N_2, d), and fine features (N_0, fine_dim) or None.
 
-        relations: kept from an earlier call for the same pyramid, which saves making the convolutions' operators anew.
+        relations: kept from an earlier call for the same pyramid, which saves rebuilding the convolutions' operators.
         """
         same, down = relations or self.relations(pyramid)
         lengths = pyramid.lengths

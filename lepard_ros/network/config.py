@@ -98,7 +98,7 @@ class LepardConfig:
 
     @property
     def pyramid(self) -> PyramidShape:
-        """The pyramid that the network wants."""
+        """The pyramid settings of this network."""
         needs_normals = self.kernel == "invariant" or self.pair_bias
         return PyramidShape(self.grid, self.conv_radius, self.neighbour_limits, needs_normals)
 

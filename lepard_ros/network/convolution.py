@@ -3,7 +3,7 @@
 
 `KernelPointConvolution` is the published one: kernel points in space, each neighbour weighted by its distance to each.
 `InvariantConvolution` places the kernel functions in coordinates that do not change when the cloud is turned: how far a
-neighbour is, how high it stands over the tangent plane, how its normal leans, and (with chirality) how the surface
+neighbour is, how high it is above the tangent plane, how its normal leans, and (with chirality) how the surface
 twists on the way to it. It needs no rotated training data.
 """
 

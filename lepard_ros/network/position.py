@@ -25,7 +25,7 @@ class RotaryCode(PositionCode):
 
     def apply(self, x: Tensor) -> Tensor:
         """(..., n, d) -> (..., n, d), of the same length."""
-        pairs = at_least_float(x).unflatten(-1, (-1, 2)).contiguous()  # complex halves are not to be had
+        pairs = at_least_float(x).unflatten(-1, (-1, 2)).contiguous()  # torch has no complex type in half precision
         return torch.view_as_real(torch.view_as_complex(pairs) * self.turns).flatten(-2)
 
 

@@ -40,7 +40,7 @@ class Relation:
     offsets: Tensor | None = field(default=None, repr=False)
 
     def to(self, device: torch.device) -> "Relation":
-        """The same relation on another device, where its operators are made anew."""
+        """The same relation on another device, where its operators are rebuilt."""
         moved: dict[str, Any] = {
             f.name: v.to(device) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)
         }

@@ -133,7 +133,7 @@ def _fill(network: Lepard, tensors: dict[str, Tensor], origin: str) -> None:
             )
         if tensors[name].shape != wanted[name].shape:
             found, expected = list(tensors[name].shape), list(wanted[name].shape)
-            raise InputError(f"{origin}: tensor {name} has shape {found}, the card wants {expected}.")
+            raise InputError(f"{origin}: tensor {name} has shape {found}, the card expects {expected}.")
         if not torch.isfinite(tensors[name]).all():
             raise InputError(f"{origin}: tensor {name} holds values that are not finite; the file is damaged.")
     network.load_state_dict(tensors)

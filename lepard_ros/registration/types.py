@@ -24,7 +24,7 @@ class Status(enum.Enum):
     DEGENERATE = "the geometry leaves the motion undetermined"
     LOW_OVERLAP = "the aligned clouds overlap too little"
     HIGH_RESIDUAL = "the aligned clouds do not lie on each other"
-    FREE_SPACE = "the aligned cloud stands where the sensor looked through"
+    FREE_SPACE = "the aligned cloud lies in free space that the sensor looked through"
     INSIDE_OUT = "the warped surface lies on the target inside out, as a mirrored limb does"
     NOT_CONVERGED = "the optimisation did not converge"
     OUT_OF_TIME = "the time budget ran out"

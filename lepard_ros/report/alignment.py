@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def rigid_text(result: Registration) -> str:
-    """What a person wants to read of a registration."""
+    """A registration as lines for a person."""
     count = f"{int(result.inliers.sum())} of {len(result.inliers)} matches agree"
     if result.transform is None:
         return f"refused: {result.status.value} ({count})."
@@ -28,7 +28,7 @@ def rigid_text(result: Registration) -> str:
 
 
 def deformable_text(warp: "Warp", matches: Matches) -> str:
-    """What a person wants to read of a warp."""
+    """A warp as lines for a person."""
     count = f"{int(warp.match_inliers.sum())} of {len(matches.source)} matches agree"
     if not warp.ok:
         return f"refused: {warp.status.value} ({count})."

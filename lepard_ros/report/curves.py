@@ -108,7 +108,7 @@ def calibration_figure(bins: FloatArray) -> "Figure":
 
 
 def _decorate(axes: "Axes", outside: bool = False) -> None:
-    """Grid and legend; outside: the legend stands to the right, where it covers nothing."""
+    """Grid and legend; outside: the legend goes to the right of the axes."""
     axes.grid(alpha=0.25)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The page builder of all reports and demonstrations: one HTML file that stands alone, its pictures inside."""
+"""The page builder of all reports and demonstrations: one self-contained HTML file."""
 
 import base64
 import html
@@ -35,7 +35,7 @@ figcaption { font-size: .85rem; opacity: .8; } code { font-size: .85em; }
 
 @dataclass
 class Page:
-    """A page that is put together part by part and stands alone: its pictures are inside it."""
+    """A self-contained page, built part by part; pictures are embedded."""
 
     title: str
     parts: list[str] = field(default_factory=list)

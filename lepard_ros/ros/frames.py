@@ -54,7 +54,7 @@ class Anchor(NamedTuple):
 class ParentWatch:
     """Listens on TF for who the parents of the frames are, and for others who publish what this node publishes.
 
-    Of what it hears, only messages that name a frame of interest are read; the others stay bytes.
+    Only messages that name a frame of interest are deserialised.
     """
 
     def __init__(self, node: Node) -> None:
@@ -94,7 +94,7 @@ class ParentWatch:
         return time.monotonic() - self._rival_heard < FORGET_SECONDS
 
     def parent_of(self, frame: str) -> str | None:
-        """The frame's parent as last heard, or None."""
+        """The frame's parent in the last transform received, or None."""
         self._look_for(frame)
         parent, heard = self._moving.get(frame, (None, 0.0))
         if parent is not None and time.monotonic() - heard < FORGET_SECONDS:
@@ -175,9 +175,9 @@ class FramePlan:
         return Anchor(child, from_child, body, from_body)
 
     def origin(self, anchor: Anchor, sensor_frame: str, stamp_ns: int) -> FloatArray:
-        """T_map_sensor (4, 4) of a cloud that starts a map: the base, else odom, stands at the map's origin.
+        """T_map_sensor (4, 4) of a cloud that starts a map: the base, else odom, is at the map's origin.
 
-        Without either, `upright` says how the map stands. Raises MissingTransformError.
+        Without either, `upright` sets the map's orientation. Raises MissingTransformError.
         """
         if self.settings.base_frame:
             return invert(anchor.sensor_from_body)

@@ -74,7 +74,7 @@ class Mode(Protocol):
         ...
 
     def reset(self) -> None:
-        """Forget everything and begin anew with the next cloud."""
+        """Drop all state; the next cloud starts a new map or model."""
         ...
 
     def relocalise(self) -> None:

@@ -101,7 +101,7 @@ class LepardNode(LifecycleNode):
         """Everything that exists in every lifecycle state."""
         self.add_post_set_parameters_callback(self._take_parameters)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", EVERY_FRAME)
-        # A steady clock, since with use_sim_time and no /clock the node must still speak.
+        # A steady clock, since with use_sim_time and no /clock the node must still publish diagnostics.
         self.create_timer(DIAGNOSTICS_PERIOD, self._publish_diagnostics, clock=Clock(clock_type=ClockType.STEADY_TIME))
         self.create_service(Trigger, "~/reset", self._on_reset)
         self.create_service(Trigger, "~/save", self._on_save)
@@ -179,7 +179,7 @@ class LepardNode(LifecycleNode):
         return self._worker is None or self._worker.stop(STOP_SECONDS)
 
     def _stop_input(self) -> None:
-        with self._gate:  # from here on nothing leaves the node, not even the result of the cloud in work
+        with self._gate:  # from here on nothing leaves the node, not even the result of the cloud being processed
             self._session, self._standing = INACTIVE, None
         for subscription in self._inputs:
             self.destroy_subscription(subscription)
@@ -299,7 +299,7 @@ class LepardNode(LifecycleNode):
     def _check_sequence(self, frame: Frame) -> None:
         """Refuse a cloud that does not continue the last one; after a lasting change find the place in the map again.
 
-        Only a recording that starts over drops the map, and only if `reset_on_time_jump` says so.
+        Only a recording that starts over drops the map, and only with `reset_on_time_jump`.
         """
         change = self._guard.check(frame.stamp_ns, frame.frame_id, self._now_ns())
         if change is None:
@@ -406,7 +406,7 @@ class LepardNode(LifecycleNode):
             return response
         self._guard = InputGuard(self.settings.change_after)
         where = self._reset()
-        response.success, response.message = True, f"Tracking starts anew with the next cloud. {where}".strip()
+        response.success, response.message = True, f"Tracking restarts with the next cloud. {where}".strip()
         return response
 
     def _reset(self) -> str:

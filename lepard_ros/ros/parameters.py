@@ -97,7 +97,7 @@ class NodeSettings:
     )
     upright: str = _option(
         "sensor",
-        "How a new map stands without base_frame and odom_frame: as the first cloud's frame; z up for a level optical "
+        "Orientation of a new map without base_frame and odom_frame: that of the first cloud; z up for a level optical "
         "frame; or z up by gravity from the topic imu.",
         choices=("sensor", "optical", "imu"),
     )

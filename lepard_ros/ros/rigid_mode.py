@@ -57,7 +57,7 @@ class RigidMode:
         description: str = "",
         closes_loops: bool = True,
     ) -> None:
-        """Start with an empty map, or with the one that `map_file` names. closes_loops: if the settings say so too."""
+        """Start with an empty map, or with the one that `map_file` names. closes_loops: if the settings do, too."""
         self._closes_loops = closes_loops
         self.description = description
         self._settings, self._plan, self._matcher = settings, plan, matcher
@@ -91,7 +91,7 @@ class RigidMode:
         self._tracker.apply(tracker_settings(settings, self._closes_loops))
 
     def reset(self) -> None:
-        """Begin anew, with the map of `map_file` if there is one."""
+        """Start over, with the map of `map_file` if there is one."""
         if self._settings.map_file:
             self._tracker = self._make_tracker()
         else:

@@ -41,7 +41,7 @@ class Worker(Generic[Item]):
             self._changed.notify()
 
     def stop(self, timeout: float) -> bool:
-        """Let the item in work finish and end the thread; False if it still runs after `timeout` seconds."""
+        """Finish the current item and end the thread; False if it still runs after `timeout` seconds."""
         with self._changed:
             self._stopping = True
             self._waiting = None

@@ -16,7 +16,7 @@ class Deformation(NamedTuple):
     """How a thing is bent now; values may be mixed linearly, which gives a motion.
 
     amplitudes, phases: (W,) metres and radians of waves along z. curvature: 1 / metres, of a bend about an axis in the
-    xy plane that stands at right angles to `heading` radians. twist: radians per metre along y. taper: per metre, too.
+    xy plane at right angles to `heading` radians. twist: radians per metre along y. taper: per metre, too.
     """
 
     amplitudes: FloatArray

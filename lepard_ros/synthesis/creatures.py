@@ -2,7 +2,7 @@
 """Bodies made from nothing but random numbers: a skeleton with joint limits, flesh around it, and poses.
 
 Flesh is a smooth union of round cones, meshed once at rest; every bone owns the flesh that it carries, which also gives
-the skin weights. At rest a body stands with x to its left, y up, z forward, and all bones are turned like the world.
+the skin weights. At rest a body has x to its left, y up, z forward, and all bones are turned like the world.
 """
 
 from dataclasses import dataclass, field, replace

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Real depth data as training shards: recordings with poses, refined, and lone views looked at again from elsewhere."""
+"""Real depth data as training shards: recordings with poses, refined, and single views rendered from elsewhere."""
 
 import logging
 from collections.abc import Iterator

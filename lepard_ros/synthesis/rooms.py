@@ -19,7 +19,7 @@ BUILDING_REACH = 7.0  # metres: how much of a building around one spot makes a r
 
 @dataclass(frozen=True)
 class Room:
-    """What stands in a room. Frame: z up, floor near z = 0, metres.
+    """The contents of a room. Frame: z up, floor near z = 0, metres.
 
     meshes: one per object. hole_rate: (M,) share of an object's pixels that a depth camera misses (dark, shiny, glass).
     low, high: (3,) the box that cameras may be in.

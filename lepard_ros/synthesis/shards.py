@@ -70,7 +70,7 @@ def make_room(seed: int, library: MeshLibrary) -> Shard:
         in_volume = rng.random() < 0.75
         fragments = [take(rng, room, scene, sensor, shot, in_volume) for shot in shots]
         shard = pack([fragment for fragment in fragments if len(fragment.points) > 1500], rng)
-        if len(shard.pairs) >= 12:  # a room too small or too empty to give pairs is drawn anew
+        if len(shard.pairs) >= 12:  # a room too small or too empty to give pairs is drawn again
             return shard
 
 

@@ -37,9 +37,9 @@ class DeformableSettings:
     max_keyframes: past clouds that are kept, from all sides of the body.
     keyframe_motion, keyframe_degrees: mean motion and turn of the model, since every keyframe, that makes a new one.
     min_overlap: share of the warped model on the live cloud. max_rejections: clouds in a row that may be refused
-    before the model begins anew.
+    before the model restarts.
     follower: the solver for a cloud whose matches do not suffice; it goes on from the last warp to the nearest surface,
-    which only sees small motions and no sliding. So it is asked at most FOLLOW_SECONDS after the last accepted cloud
+    which only sees small motions and no sliding. So it runs at most FOLLOW_SECONDS after the last accepted cloud
     and for at most max_followed clouds in a row, and believed only with FOLLOW_OVERLAP of the model on the cloud.
     max_range: points beyond are left out. foreground: how the body is told
     from the room, or None to take the whole cloud.
@@ -76,7 +76,7 @@ class DeformableTrack:
     cloud's frame. matches: from the rest shape to the live cloud, those that the filter kept; inliers: (M,) bool.
     method: what found the warp, "lepard", "nicp" (the nearest surface alone), or empty without a warp.
     change: what the model learnt. overlap: share of the warped model on the cloud. residual: metres, there.
-    cut_edges: edges that stayed torn and are now cut. reset: the model began (anew) with this cloud. model_stamp: of
+    cut_edges: edges that stayed torn and are now cut. reset: the model started with this cloud. model_stamp: of
     the cloud that the model began with. background: points that were left out. seconds: by stage.
     """
 
@@ -299,12 +299,12 @@ class DeformableTracker:
         matches: Matches | None = None,
         warp: Warp | None = None,
     ) -> DeformableTrack:
-        """Say why there is no warp; after too many of these in a row begin anew."""
+        """Say why there is no warp; after too many in a row restart the model."""
         if self.model is None:
             return self._report(stamp, TrackingState.INITIALISING, reason, clock)
         self._rejected += 1
         if self._rejected > self.settings.max_rejections and live is not None:
-            return replace(self._begin(live, clock), reason=f"the model begins anew: {reason}")
+            return replace(self._begin(live, clock), reason=f"the model restarts: {reason}")
         inliers = None if warp is None else warp.match_inliers
         return self._report(stamp, TrackingState.LOST, reason, clock, None, matches, inliers)
 

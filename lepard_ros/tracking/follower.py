@@ -28,7 +28,7 @@ SLACK = 0.2  # metres
 SLACK_DEGREES = 15.0
 # Points on which a followed motion is judged: enough for a motion that is expected, at a tenth of the time.
 JUDGED_POINTS = 800
-# How much more likely than a match a followed motion is (log-odds); below that the network is asked. On TUM fr1_desk
+# How much more likely than a match a followed motion is (log-odds); below that the network decides. On TUM fr1_desk
 # that is 5 % of the clouds, and with them all whose motion was wrong by more than 0.1 m.
 SURE_ODDS = 1.0
 # A right motion puts at most 0.05 of the points into free space there, and 95 % of them at most 0.01; a cloud that slid
@@ -57,7 +57,7 @@ class Follower:
         self.unsure: list[Sighting] = []  # a motion that `follow` refused, and that will do if nothing better is found
         self._last_keyframe: int | None = None
         self._odometry: FloatArray | None = None  # of the last accepted cloud
-        self.pace = Pace()  # of the sensor: a tracker that starts its map anew keeps it
+        self.pace = Pace()  # of the sensor: a tracker that restarts its map keeps it
         self._followable = True  # the last pose says something about the next one
         self._hint: FloatArray | None = None  # where somebody said that the sensor is
         self.local_map = LocalMap(keyframe_map)
@@ -92,7 +92,7 @@ class Follower:
             return [last @ invert(self._odometry) @ odometry, last]
         if len(latest) == 1 or not 0 < last_stamp - latest[1][0] <= longest:
             return [last]
-        share = min((stamp - last_stamp) / (last_stamp - latest[1][0]), 2.0)  # no sensor goes on for ever
+        share = min((stamp - last_stamp) / (last_stamp - latest[1][0]), 2.0)  # no motion goes on forever
         return [extrapolate(latest[1][1], last, share), last]
 
     def follow(self, view: View, stamp: float, guesses: list[FloatArray]) -> Sighting | None:

@@ -21,7 +21,7 @@ from lepard_ros.tracking.views import View
 SURFACE_SPACING = 0.03  # metres: of the grid on which clouds are aligned, for the network's own grid
 MAX_PATH = 100_000  # poses, the newest: an hour at 27 Hz
 TIED = 3  # edges between two keyframes of one part of the map
-# A loop within this of the map as it stands only ties the keyframes together. Correcting by less would trade the local
+# A loop within this of the current map only ties the keyframes together. Correcting by less would trade the local
 # map's accuracy for that of two single views (on TUM fr1_desk the error of the path doubled).
 CONTRADICTION = 0.15  # metres
 CONTRADICTION_DEGREES = 6.0

@@ -2,7 +2,7 @@
 """Place recognition: one vector for each keyframe, from the network's own features, to search large maps by.
 
 The vector is the second moment of the cloud's descriptors (second-order pooling) with signed square roots: nothing is
-learned, and it does not depend on where the cloud stands or how it is turned, as its features do not.
+learned, and it does not depend on the cloud's position or rotation, as its features do not.
 """
 
 from collections.abc import Sequence

@@ -14,7 +14,7 @@ from lepard_ros.registration.types import NO_MATCHES, Matches, Registration, Sta
 METHOD = "motion"
 # A sensor that was followed so far is very likely near where its motion leads (log-odds, about 50 to 1): what would
 # not do to recognise a place among many does to follow it. Alike for surfaces that determine the motion weakly: what
-# they leave open stays as guessed, and the covariance says so.
+# they leave open stays as predicted, and the covariance shows it.
 FOLLOWED_ODDS = 4.0
 FOLLOWED_DETERMINACY = 0.5
 FOLLOWED_OVERLAP = 0.3  # but then the views must be much alike
@@ -52,7 +52,7 @@ def judge_guess(
     settings: RigidSettings,
     max_conflict: float = 1.0,
 ) -> Registration:
-    """The verdict on a motion (1, 4, 4) that a guess was aligned to; no matches speak for it or against it.
+    """The verdict on a motion (1, 4, 4) that a guess was aligned to; without matches for or against it.
 
     max_conflict: share of points in free space from which it is refused, however well the rest fits.
     """
@@ -79,7 +79,7 @@ def _coarse(spacing: float, settings: RigidSettings) -> IcpSettings:
 
 
 def _evidence(source: Surface, target: Surface, motions: FloatArray, settings: RigidSettings, most: int) -> Evidence:
-    """Evidence of the surfaces alone; that of the matches is set to where it speaks neither for nor against."""
+    """Evidence of the surfaces alone; that of the matches is set to neutral."""
     evidence = gather_evidence(NO_MATCHES, source, target, motions, settings.acceptance, most)
     neutral = max(np.expm1(CENTRE[FEATURES.index("inliers")]), MIN_INLIERS)
     return evidence._replace(inliers=np.full(len(motions), neutral))

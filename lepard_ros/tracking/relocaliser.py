@@ -55,7 +55,7 @@ class Relocaliser:
         self.forget()
 
     def forget(self) -> None:
-        """The sensor is found: the next search begins anew."""
+        """The sensor is found: the next search starts from the beginning."""
         self._pending: list[_Pending] = []
         self._searched = 0  # how far a search over several clouds has come
 

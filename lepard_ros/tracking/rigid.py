@@ -204,13 +204,13 @@ class RigidTracker:
         return self._started_here and self.settings.mapping and len(self.keyframes) == 1 and len(self._map.path) == 1
 
     def _begin_again(self, view: View, stamp: float, clock: StageClock) -> Track:
-        """Start the map anew. No pose comes of it: the next cloud has to be registered to this one first."""
+        """Restart the map, without a pose: the next cloud must register to this one first."""
         pace = self._follower.pace  # without it, a slow sensor would start a map with every cloud
         self.reset()
         self._follower.pace = pace
         self._begin(view, stamp, clock)
         self._state = next_state(self._state, Event.RESET)
-        reason = "the first cloud was not recognised again; the map starts anew here"
+        reason = "the first cloud was not recognised again; the map restarts here"
         return Track(stamp, self._state, reason, new_keyframe=True, seconds=clock.seconds)
 
     def _relocalise(
@@ -227,7 +227,7 @@ class RigidTracker:
         sightings = self._background.run(lambda: self._relocaliser.search(view, sightings))
         found = self._background.run(lambda: self._relocaliser.confirm(view, sightings, stamp))
         if found is None and group:
-            return group[0], Event.FOLLOWED, sightings  # in doubt, and no other place speaks against the motion
+            return group[0], Event.FOLLOWED, sightings  # in doubt, but no other place contradicts the motion
         self._state = next_state(self._state, Event.MISSED)  # even if found at once: users shall know of a jump
         return found, Event.FOUND, sightings
 

@@ -11,7 +11,7 @@ from lepard_ros.registration.types import Registration
 
 
 class TrackingState(enum.Enum):
-    """Where a tracker stands. OK and RELOCALISED come with a pose, the others never do."""
+    """The state of a tracker. OK and RELOCALISED come with a pose, the others never do."""
 
     INITIALISING = "no place in the map is known yet"
     OK = "the pose is known"

@@ -52,7 +52,7 @@ def total_loss(
 ) -> Tensor:
     """Matching (and warping) loss of every TMP block. source, warped: (B, n, 3); matches: (K, 3).
 
-    gate: the warping loss of a block is heard once it finds more than this share of the true matches.
+    gate: the warping loss of a block counts once it finds more than this share of the true matches.
     """
     focal = focal_loss_sinkhorn if sinkhorn else focal_loss
     stages = [(r.confidence, r.fit) for r in output.repositionings] + [(output.confidence, output.fit)]

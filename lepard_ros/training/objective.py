@@ -29,7 +29,7 @@ class ObjectiveSettings(NamedTuple):
     guided_weight: float = 0.3
     fine_points: int = 256
     coarse_every: int = 1  # the transformer, which costs more than all else, sees one of so many pairs of a step
-    warping_gate: float = 0.0  # share of the true matches that must be found before the warping loss is heard
+    warping_gate: float = 0.0  # share of the true matches that must be found before the warping loss counts
     mirrored_share: float = 0.0  # of the pairs whose source is also shown mirrored, as decoys (needs chirality)
 
 
@@ -111,7 +111,7 @@ def objective(
     seed: int = 0,
     encoded: list[tuple[Encoded, Encoded]] | None = None,
 ) -> Objective:
-    """Encode (unless that is done), match, and compare with the truth. seed: which fine points are looked at."""
+    """Encode (unless that is done), match, and compare with the truth. seed: of the drawn fine points."""
     encoded = encoded or encode_pairs(network, pairs)
     radius = settings.match_radius * network.config.coarse_grid
     truths = [mutual_matches(warp_coarse(pair), pair.target.pyramid.points[MATCH_LEVEL], radius) for pair in pairs]

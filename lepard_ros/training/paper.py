@@ -21,13 +21,13 @@ from lepard_ros.training.samples import Pair, Sample
 
 MAX_POINTS = 30_000  # of a cloud; more are drawn from at random
 NOISE = {"rigid": 0.0025, "deformable": 0.001}  # metres, uniform to either side
-# What `lepard train` takes for a paper preset where the command line says nothing else.
+# Defaults of `lepard train` for a paper preset.
 RECIPE: dict[str, Any] = {
     "optimiser": "sgd", "rate": 0.015, "schedule": "epochs", "epoch_rate": 0.95, "epochs": 20, "pairs": 8, "clip": 0.0,
     "average": 0.0, "warmup": 0, "half": False, "validation_pairs": 0, "workers": 8,
 }  # fmt: skip
 WARPING_WEIGHT = {"rigid": 0.0, "deformable": 0.1}
-WARPING_GATE = 0.01  # share of the true matches that must be found before the warping loss is heard
+WARPING_GATE = 0.01  # share of the true matches that must be found before the warping loss counts
 # Names of the published tables of pairs, without `.pkl`.
 TRAINING_TABLES, VALIDATION_TABLES = ("train_info", "3DMatch_train"), ("val_info", "3DMatch_valid")
 

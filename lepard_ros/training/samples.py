@@ -43,7 +43,7 @@ class Sample:
     owners: Tensor | None
 
     def to(self, device: torch.device) -> "Sample":
-        """The sample on another device; its operators are made anew there."""
+        """The sample on another device; its operators are rebuilt there."""
         relations = tuple([relation.to(device) for relation in level] for level in self.relations)
         owners = None if self.owners is None else self.owners.to(device)
         return Sample(self.pyramid.to(device), (relations[0], relations[1]), owners)

@@ -324,7 +324,7 @@ class Progress:
             self.sums[key] = self.sums.get(key, 0.0) + value
 
     def take(self) -> dict[str, float]:
-        """The means, and start anew."""
+        """The means; clears them."""
         row = {key: value / max(1, self.count) for key, value in self.sums.items()}
         row["seconds_per_step"] = (time.monotonic() - self.started) / max(1, self.count)
         self.__init__()  # type: ignore[misc]

@@ -15,18 +15,18 @@ from lepard_ros.registration.types import Matches, Status, Surface
 
 NEAR = 0.02  # metres: a warped point this near to the target lies on it
 FREE_SPACE = FreeSpaceSettings(cells=256, margin=0.04, relative_margin=0.01)
-MAX_FLIP = 0.5  # a surface of which half lies inside out is a mirror image, whatever else speaks for it
+MAX_FLIP = 0.5  # a surface of which half lies inside out is a mirror image, however good the rest
 SUPPORT_RADIUS, SUPPORT_MATCHES = 0.1, 16  # metres around a node, and at most so many matches there
 
 
 class WarpEvidence(NamedTuple):
-    """What speaks for a warp. The surface that the warp turns away from the sensor cannot be seen, and does not count.
+    """Evidence for a warp. The surface that the warp turns away from the sensor cannot be seen, and does not count.
 
     inliers: share of all matches that agree with it, those that the filter dropped included. agreeing: how many do.
     overlap: share of the warped surface, of what faces the sensor, that lies on the target. covered: share of the
     target under the warped surface. flip: of all surface that lies on the target, the share that lies inside out: its
     normal, turned by the warp, points away from the sensor that is said to see it. conflict: share of the warped
-    surface that stands where the target's sensor looked through. residual: metres, root mean square distance along the
+    surface in the target's free space. residual: metres, root mean square distance along the
     normals of what lies on the target. roughness: metres, the same between neighbours on the target itself: what
     noise and curvature make of a perfect fit. strain: root mean square misfit of the edges, of their length. torn:
     share of the edges cut. twist: degrees between neighbouring nodes, 95 % are below. supported: mean support of
@@ -159,7 +159,7 @@ REASONS = {
 
 
 def judge(evidence: WarpEvidence, min_quality: float) -> Status:
-    """The verdict: OK, or what speaks most against the warp."""
+    """The verdict: OK, or the strongest evidence against the warp."""
     if evidence.flip > MAX_FLIP and np.isfinite(min_quality):
         return Status.INSIDE_OUT
     if evidence.overlap == 0.0:

@@ -3,7 +3,7 @@
 
 The unknowns belong to nodes with positions in space, so halving the nodes by position gives a good elimination order
 (nested dissection). Each half is eliminated as one dense block (the multifrontal method): the work is done by BLAS, and
-grows almost linearly with the nodes of a surface. scipy's SuperLU needs twice the time, and orders anew every time.
+grows almost linearly with the nodes of a surface. scipy's SuperLU needs twice the time, and reorders every time.
 """
 
 from dataclasses import dataclass, field

@@ -46,7 +46,7 @@ class Limits(NamedTuple):
 
 
 def descend(equations: NormalEquations, solver: LinearSolver, motion: Motion, aim: Aim, limits: Limits) -> Descent:
-    """Move the nodes to where the energy is lowest; targets and weights are asked for anew in every iteration.
+    """Move the nodes to where the energy is lowest; targets and weights are updated in every iteration.
 
     The first step removes most of the energy. A later one that changes it by less than the tolerance, up or down, is
     the end: to factorise again with more damping over a rise of 1 % costs as much as a step and gains nothing.

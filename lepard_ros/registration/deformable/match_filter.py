@@ -107,7 +107,7 @@ def _agreement(source: FloatArray, target: FloatArray, judges: IntArray, setting
 
 
 class _Neighbourhood(NamedTuple):
-    """The rigid motion (M, 4, 4) of each match's neighbours, and whether enough of them speak (M,)."""
+    """The rigid motion (M, 4, 4) of each match's neighbours, and whether enough of them agree to define it (M,)."""
 
     motion: FloatArray
     known: BoolArray

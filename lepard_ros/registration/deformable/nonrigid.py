@@ -35,7 +35,7 @@ from lepard_ros.registration.types import NO_MATCHES, Matches, StageClock, Statu
 NICP = NonrigidSettings(surface_reach=0.5, surface_degrees=180.0, surface_weight=1.0)
 
 MIN_MATCHES = 6  # on the surface, to begin at all
-MIN_INLIERS = 0.3  # share of the fitted matches that must agree before the nearest surface is asked
+MIN_INLIERS = 0.3  # share of the fitted matches that must agree before the nearest surface is used
 MAX_STRAIN = 0.5  # root mean square misfit of the edges, of their length
 
 

@@ -34,7 +34,7 @@ class AcceptanceSettings:
 
 
 class Evidence(NamedTuple):
-    """What speaks for each of H motions; every field is (H,).
+    """The evidence for each of H motions; every field is (H,).
 
     inliers: matches that agree. overlap: share of the smaller cloud that lies on the other. detail: how much distinct
     surface lies on the other, see `distinctness`. fit: of the distinct surface that comes near the other one, the
@@ -152,7 +152,7 @@ FEATURES = ("inliers", "detail", "fit", "residual", "conflict", "determinacy")
 CENTRE = np.array([3.898, 4.319, 0.588, 0.148, -3.59, -2.061])
 COEFFICIENTS = np.array([1.243, 1.79, 7.5, -2.077, -0.968, 1.454])
 BIAS = -2.0
-BLIND_BIAS = -2.8  # where no viewpoint is known, so that free space cannot speak against a motion
+BLIND_BIAS = -2.8  # where no viewpoint is known, so that free space cannot contradict a motion
 MAX_INLIERS = 100  # more do not count: a network can agree with itself on a mistake
 
 
@@ -189,7 +189,7 @@ REASONS = {
 
 
 def judge(evidence: Evidence, settings: AcceptanceSettings) -> Status:
-    """The verdict on one motion (H = 1): OK, or what speaks most against it."""
+    """The verdict on one motion (H = 1): OK, or the strongest evidence against it."""
     if evidence.overlap[0] < settings.min_overlap:
         return Status.LOW_OVERLAP
     if evidence.determinacy[0] < settings.min_determinacy:

@@ -161,7 +161,7 @@ def _breadth(points: FloatArray) -> float:
 def _verify(
     matches: Matches, source: Surface, target: Surface, candidates: FloatArray, settings: RigidSettings
 ) -> FloatArray:
-    """The candidate (1, 4, 4) that stands best on the surfaces after a short alignment of each."""
+    """The candidate (1, 4, 4) with the best quality on the surfaces after a few ICP steps each."""
     few = sample(source, VERIFY_POINTS)
     aligned, _ = align(few, target, candidates, VERIFY_ITERATIONS, settings.icp)
     evidence = gather_evidence(matches, source, target, aligned, settings.acceptance, VERIFY_POINTS)

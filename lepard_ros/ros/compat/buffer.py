@@ -19,7 +19,7 @@ from lepard_ros.ros.compat.tree import TransformTree, TransformUnavailable
 
 
 class TransformBuffer:
-    """The transforms that were heard over the last seconds.
+    """The transforms received over the last seconds.
 
     `lookup` may wait, so call it from another thread than the one that spins the node.
     """

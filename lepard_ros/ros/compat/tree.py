@@ -20,7 +20,7 @@ class TransformUnavailable(LookupError):
 
 @dataclass
 class _Link:
-    """What is known of one child frame: parallel lists, oldest first. A static link has one entry, valid for ever."""
+    """What is known of one child frame: parallel lists, oldest first. A static link has one entry, always valid."""
 
     static: bool
     stamps: list[int] = field(default_factory=list)

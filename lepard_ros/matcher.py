@@ -23,7 +23,7 @@ from lepard_ros.encoded_cloud import (
     suitable_grid,
 )
 from lepard_ros.errors import InputError
-from lepard_ros.geometry.arrays import FloatArray
+from lepard_ros.geometry.arrays import FloatArray, IntArray
 from lepard_ros.geometry.rigid_motion import exponential
 from lepard_ros.network.fine import best_partners, coarse_prior
 from lepard_ros.network.lepard import Lepard, pad_clouds
@@ -346,44 +346,40 @@ class Matcher:
         if not self.config.fine_dim:
             assert confidence is not None
             return self._coarse_matches(source, target, confidence)
-        x, y, scores = self._fine_matches(source, target, confidence)
-        return self._sorted(source, target, x, y, scores, self.settings.fine_matches)
+        return self._fine_matches(source, target, confidence)
 
     def _coarse_matches(self, source: EncodedCloud, target: EncodedCloud, confidence: Tensor) -> Matches:
         """The coarse points whose confidence (n, m) suffices."""
         index = select_matches(confidence[None], self.config.confidence_threshold, self.config.mutual)[:, 1:]
-        scores = confidence[index[:, 0], index[:, 1]]
-        x, y = source.points[index[:, 0]] / source.scale, target.points[index[:, 1]] / target.scale
-        return self._sorted(source, target, x, y, scores)
+        rows, columns, scores = most_confident(*index.T, confidence[index[:, 0], index[:, 1]])
+        return Matches(source.coarse_points[rows], target.coarse_points[columns], scores)
 
-    def _sorted(
-        self, source: EncodedCloud, target: EncodedCloud, x: Tensor, y: Tensor, scores: Tensor, count: int | None = None
-    ) -> Matches:
-        """The `count` most confident of the matches x, y (M, 3) with scores (M,), in the clouds' frames."""
-        order = scores.argsort(descending=True, stable=True)[:count]
-        a, b, confidences = (value[order].cpu().numpy().astype(np.float64) for value in (x, y, scores))
-        return Matches(a + source.offset, b + target.offset, confidences)
-
-    def _fine_matches(
-        self, source: EncodedCloud, target: EncodedCloud, confidence: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Fine points that choose each other in the whole clouds: points (M, 3), (M, 3) and confidences (M,)."""
+    def _fine_matches(self, source: EncodedCloud, target: EncodedCloud, confidence: Tensor | None) -> Matches:
+        """Fine points and the partners that they choose in the whole target; with `mutual`, if those choose them."""
         assert source.owners is not None and target.owners is not None and self.network.fine_matching is not None
         assert source.fine_features is not None and target.fine_features is not None
         count, matching = len(source.fine_features), self.network.fine_matching
         rows = torch.arange(0, count, max(1, count // self.settings.fine_points), device=self.device)
         x, y = source.fine_features[rows] * matching.scale, target.fine_features.T.contiguous()
         if confidence is None:
-            column, scores = best_partners(x, y)
+            columns, scores, mutual = best_partners(x, y)
         else:
             prior = coarse_prior(confidence, matching.guidance)
-            column, scores = best_partners(x, y, prior, source.owners[rows], target.owners)
-        sure = (scores > self.config.confidence_threshold).nonzero()[:, 0]
-        return self._surface(source)[rows[sure]], self._surface(target)[column[sure]], scores[sure]
+            columns, scores, mutual = best_partners(x, y, prior, source.owners[rows], target.owners)
+        sure = scores > self.config.confidence_threshold
+        sure = sure & mutual if self.config.mutual else sure
+        found = most_confident(rows[sure], columns[sure], scores[sure], self.settings.fine_matches)
+        x_points, y_points = source.surface.points[found[0]], target.surface.points[found[1]]
+        return Matches(x_points + source.offset, y_points + target.offset, found[2])
 
-    def _surface(self, cloud: EncodedCloud) -> Tensor:
-        """The fine points (N, 3) on the matcher's device."""
-        return torch.from_numpy(cloud.surface.points).to(self.device, torch.float32)
+
+def most_confident(
+    rows: Tensor, columns: Tensor, scores: Tensor, count: int | None = None
+) -> tuple[IntArray, IntArray, FloatArray]:
+    """The `count` most confident of the matches (M,) between rows and columns, in main memory."""
+    order = scores.argsort(descending=True, stable=True)[:count]
+    a, b, confidences = (value[order].cpu().numpy() for value in (rows, columns, scores))
+    return a, b, confidences.astype(np.float64)
 
 
 def local_matches(matches: Matches, source: EncodedCloud, target: EncodedCloud) -> Matches:

@@ -1,6 +1,8 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The public API, with a small untrained network: inputs of every kind, never a crash, never a silent identity."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -173,6 +175,20 @@ def test_paper_network_without_fine_matching_matches_coarse_points() -> None:
     assert len(matches.confidence) > 0
     coarse = {tuple(np.round(p, 4)) for p in cloud.coarse_points}
     assert {tuple(np.round(p, 4)) for p in matches.source} <= coarse
+
+
+def test_mutual_holds_for_fine_matches_too() -> None:
+    """No point of the target is given twice, and what is left are the matches without it that are mutual."""
+    found = {}
+    for mutual in (False, True):
+        torch.manual_seed(0)
+        config = replace(TINY, mutual=mutual)
+        matcher = Matcher(Lepard(config), Card("tiny", config, sha256="3" * 64), device="cpu")
+        found[mutual] = matcher.match(room(0), room(1))
+    targets = [tuple(point) for point in found[True].target]
+    assert 0 < len(targets) < len(found[False].target)
+    assert len(set(targets)) == len(targets)
+    assert {tuple(p) for p in found[True].source} <= {tuple(p) for p in found[False].source}
 
 
 def test_coarse_matches_are_in_metres_whatever_the_grid() -> None:

@@ -321,10 +321,12 @@ def test_best_partners_are_those_of_the_whole_table() -> None:
     y[:, -1] *= 3
     prior = coarse_prior(random(10, 7).sigmoid(), torch.tensor(0.7))
     for table, guide in ((x @ y, ()), (x @ y + prior[rows][:, columns], (prior, rows, columns))):
-        partner, confidence = best_partners(x, y, *guide)
+        partner, confidence, mutual = best_partners(x, y, *guide)
         assert partner.tolist() == table.argmax(1).tolist()
         best = table.amax(1)
         torch.testing.assert_close(confidence, table.softmax(1).amax(1) * (best - table.amax(0)[partner]).exp())
+        assert mutual.tolist() == (table.argmax(0)[partner] == torch.arange(150)).tolist()
+        assert 0 < mutual.sum() < 150
 
 
 def test_points_without_a_coarse_point_are_not_guided() -> None:

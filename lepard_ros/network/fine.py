@@ -46,8 +46,8 @@ BLOCK = 64
 
 def best_partners(
     x: Tensor, y: Tensor, prior: Tensor | None = None, rows: Tensor | None = None, columns: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """The best partner of each point (a,), and how sure it is (a,): wanted from both sides.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The best partner of each point (a,), how sure it is (a,), and whether the partner wants it most, too (a,).
 
     x: (a, c), scaled, and y: (c, b) features. prior: (n + 1, m + 1) of `coarse_prior`, with the coarse points
     rows: (a,) and columns: (b,) that the fine ones belong to.
@@ -74,8 +74,8 @@ def best_partners(
         totals.append(scores.sub_(best[:, None]).exp_().sum(1))
         bests.append(best)
         partners.append(partner)
-    partner = torch.cat(partners)
-    return partner, (torch.cat(bests) - most[partner]).exp() / torch.cat(totals)
+    partner, best = torch.cat(partners), torch.cat(bests)
+    return partner, (best - most[partner]).exp() / torch.cat(totals), best == most[partner]
 
 
 def _largest(scores: Tensor) -> tuple[Tensor, Tensor]:

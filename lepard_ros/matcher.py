@@ -42,6 +42,8 @@ SMALL_CELLS = 12  # a cloud of fewer cells across is a thing, not a place
 HARDER = 2.0  # by how much points, matches, seeds and hypotheses grow in a further try
 MAX_SIDES = 2  # of clouds without a viewpoint, that are tried once more
 COARSE_TOLERANCE = 2.0  # tolerances of coarse matches, over those of fine ones
+MAX_GUIDED = 3  # repositioned pairs whose fine matches are sought
+SUREST = 50  # coarse matches by which repositioned pairs are compared
 # A turn (3, 3) about no axis of the grid: the same points then fall into other cells.
 TURN = exponential(np.array([[0.0, 0.0, 0.0, 0.5, 0.4, 0.3]]))[0, :3, :3]
 
@@ -191,22 +193,15 @@ class Matcher:
         source, target = encode_together(self.network, cloud, other)
         return self._matches(source, target, self._confidences(source, [target])[0])
 
-    def _confidences(
-        self, cloud: EncodedCloud, others: list[EncodedCloud], motions: FloatArray | None = None
-    ) -> list[Tensor]:
-        """The transformer's confidences (n, m) of one cloud against each of several, in one batch.
-
-        motions: (H, 4, 4) in the local frames, one for each, to reposition the cloud instead of the transformer's own.
-        """
-        prepared = self.guided and self.network.can_prepare()
-        single = pad_clouds([cloud.features], [cloud.points], [cloud.normals], prepared)
+    def _confidences(self, cloud: EncodedCloud, others: list[EncodedCloud]) -> list[Tensor]:
+        """The transformer's confidences (n, m) of one cloud against each of several, in one batch."""
+        single = pad_clouds([cloud.features], [cloud.points], [cloud.normals], self._prepared)
         features, points, normals = (
             [getattr(other, name) for other in others] for name in ("features", "points", "normals")
         )
-        padded = pad_clouds(features, points, normals, prepared)
-        given = None if motions is None else rigid_fit(motions, cloud.scale, self.device)
+        padded = pad_clouds(features, points, normals, self._prepared)
         with mixed_precision(self.network, self.device):
-            confidence = self.network.match(single, padded, given).confidence.float()
+            confidence = self.network.match(single, padded).confidence.float()
         return [table[: len(cloud), : len(other)] for table, other in zip(confidence, others, strict=True)]
 
     def register(
@@ -313,21 +308,34 @@ class Matcher:
     def repositioned_motions(self, source: EncodedCloud, target: EncodedCloud, matches: Matches) -> FloatArray | None:
         """Motions (H, 4, 4), in the local frames, that the transformer finds once hypotheses repositioned the source.
 
-        Hypotheses come from the descriptors' matches and from the transformer's own coarse ones, half of each. None
-        where the settings ask for none.
+        Hypotheses come from the descriptors' matches and from the transformer's own coarse ones, half of each, which are
+        returned too. Of the repositioned pairs, the surest suggest motions. None where the settings ask for none.
         """
         count = self.settings.repositionings
-        if not count or len(matches.confidence) < MIN_INLIERS:
+        if not count or len(matches.confidence) < MIN_INLIERS or self.config.normalisation == "joint":
             return None
         grid, rule = target.surface.spacing, self.rigid
-        coarse = self._coarse_matches(source, target, self._confidences(source, [target])[0])
-        found = [candidate_motions(local_matches(m, source, target), grid, rule)[0] for m in (matches, coarse)]
-        motions = np.concatenate([found[0][: (count + 1) // 2], found[1][: count // 2]])
+        coarse = self._coarse_matches(source, target, self._confidences(source, [target])[0], mutual=True)
+        by_descriptors = candidate_motions(local_matches(matches, source, target), grid, rule)[0]
+        by_coarse = candidate_motions(local_matches(coarse, source, target), grid, rule.widened(COARSE_TOLERANCE))[0]
+        motions = np.concatenate([by_descriptors[: (count + 1) // 2], by_coarse[: count // 2]])
         if not len(motions):
             return None
-        tables = self._confidences(source, [target] * len(motions), motions)
+        tables = sorted(self._repositioned(source, target, motions), key=surest, reverse=True)[:MAX_GUIDED]
         guided = [local_matches(self._matches(source, target, table), source, target) for table in tables]
-        return np.concatenate([candidate_motions(m, grid, rule)[0][:2] for m in guided])
+        return np.concatenate([by_coarse, *(candidate_motions(m, grid, rule)[0][:2] for m in guided)])
+
+    def _repositioned(self, source: EncodedCloud, target: EncodedCloud, motions: FloatArray) -> list[Tensor]:
+        """The transformer's confidences (n, m) after each of the motions (H, 4, 4) repositioned the source."""
+        clouds = (pad_clouds([c.features], [c.points], [c.normals], self._prepared) for c in (source, target))
+        with mixed_precision(self.network, self.device):
+            output = self.network.match(*clouds, rigid_fit(motions, source.scale, self.device))
+        return list(output.confidence.float())
+
+    @property
+    def _prepared(self) -> bool:
+        """Whether encoded clouds carry the first self attention already."""
+        return self.guided and self.network.can_prepare()
 
     def _encoded(self, clouds: Sequence[PointsLike | EncodedCloud]) -> list[EncodedCloud]:
         """All clouds encoded, on the grid of those that are already; refused where those differ."""
@@ -348,9 +356,12 @@ class Matcher:
             return self._coarse_matches(source, target, confidence)
         return self._fine_matches(source, target, confidence)
 
-    def _coarse_matches(self, source: EncodedCloud, target: EncodedCloud, confidence: Tensor) -> Matches:
-        """The coarse points whose confidence (n, m) suffices."""
-        index = select_matches(confidence[None], self.config.confidence_threshold, self.config.mutual)[:, 1:]
+    def _coarse_matches(
+        self, source: EncodedCloud, target: EncodedCloud, confidence: Tensor, mutual: bool | None = None
+    ) -> Matches:
+        """The coarse points whose confidence (n, m) suffices; mutual: None for the network's own choice."""
+        mutual = self.config.mutual if mutual is None else mutual
+        index = select_matches(confidence[None], self.config.confidence_threshold, mutual)[:, 1:]
         rows, columns, scores = most_confident(*index.T, confidence[index[:, 0], index[:, 1]])
         return Matches(source.coarse_points[rows], target.coarse_points[columns], scores)
 
@@ -385,6 +396,12 @@ def most_confident(
 def local_matches(matches: Matches, source: EncodedCloud, target: EncodedCloud) -> Matches:
     """Matches in the clouds' local frames, without their offsets."""
     return Matches(matches.source - source.offset, matches.target - target.offset, matches.confidence)
+
+
+def surest(confidence: Tensor) -> float:
+    """The mean confidence of the surest coarse matches of a table (n, m): higher after a right motion than a wrong one."""
+    best = confidence.amax(1)
+    return float(best.topk(min(SUREST, len(best))).values.mean())
 
 
 def rigid_fit(motions: FloatArray, scale: float, device: torch.device) -> RigidFit:

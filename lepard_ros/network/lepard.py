@@ -96,7 +96,7 @@ class Lepard(nn.Module):
         """Compare a batch of source clouds with a batch of target clouds.
 
         One source may be compared with several targets. truth: reposition with these motions instead of the
-        estimated ones (the paper's oracle).
+        estimated ones (the paper's oracle); several motions of one pair are tried as a batch.
         """
         biases_x, biases_y = self._biases(source), self._biases(target)
         source = source.repeated(len(target.features)) if len(source.features) == 1 else source
@@ -119,6 +119,11 @@ class Lepard(nn.Module):
                 confidence = layer(x, y, cross_x, cross_y, source.mask, target.mask)
                 with full_precision(x):
                     fit = self.rigid_fit(confidence, source, target)
+                if truth is not None and len(truth.rotation) > len(x):
+                    # Several motions of one pair: what comes before is the same for all of them.
+                    source, target = source.repeated(len(truth.rotation)), target.repeated(len(truth.rotation))
+                    x, y = (features.expand(len(truth.rotation), -1, -1) for features in (x, y))
+                with full_precision(x):
                     moved, applied = self._reposition(source.points, fit if truth is None else truth, truth is not None)
                 codes = self._codes(moved, target.points, applied)
                 repositionings.append(Repositioning(confidence, fit, applied))

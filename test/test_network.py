@@ -236,6 +236,19 @@ def test_a_padded_batch_equals_pairs_alone(config: LepardConfig, matching: str) 
             torch.testing.assert_close(together.fit.rotation[number], alone.fit.rotation[0], atol=1e-3, rtol=0)
 
 
+@pytest.mark.parametrize("config", [TINY_PAPER, TINY_OURS], ids=["paper", "ours"])
+def test_several_motions_of_a_pair_equal_each_alone(config: LepardConfig) -> None:
+    network = network_of(config)
+    stacked = stack_pyramids(pyramids(config, 0, 1))
+    pair = split_pairs(network.encode(stacked)[0], stacked)
+    turns = torch.from_numpy(Rotation.from_rotvec([[0, 0, 0.2], [0, 1.0, 0], [2.0, 0, 0]]).as_matrix()).float()
+    given = RigidFit(turns, random(3, 3, 1), torch.ones(3))
+    together = network.match(*pair, given).confidence
+    alone = [network.match(*pair, RigidFit(*(part[k : k + 1] for part in given))).confidence[0] for k in range(3)]
+    torch.testing.assert_close(together, torch.stack(alone))
+    assert not torch.allclose(together[0], together[1])
+
+
 def test_order_of_points_does_not_matter() -> None:
     network, points = network_of(TINY_OURS), wavy_cloud(0)
     shuffled = points[torch.randperm(len(points), generator=torch.Generator().manual_seed(0))]

@@ -96,6 +96,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="share of pairs in which descriptors must also tell the source from its mirror image (default 0)",
     )
     add(
+        "--given-share",
+        type=float,
+        default=0.0,
+        help="share of rigid pairs that are repositioned by nearly their true motion, as by a good hypothesis (default 0)",
+    )
+    add(
         "--warping-weight",
         type=float,
         help="weight of the warping loss (default 0; of paper_deformable 0.1)",
@@ -171,7 +177,7 @@ def settings_of(args: argparse.Namespace, stream: AnyStream) -> TrainingSettings
     steps = args.steps or (args.epochs or 100) * epoch
     objective = ObjectiveSettings(
         warping_weight=args.warping_weight, coarse_weight=args.coarse_weight,
-        coarse_every=args.coarse_every, mirrored_share=args.mirrored_share,
+        coarse_every=args.coarse_every, mirrored_share=args.mirrored_share, given_share=args.given_share,
         warping_gate=WARPING_GATE if args.paper else 0.0,
     )  # fmt: skip
     settings = TrainingSettings(

@@ -3,7 +3,9 @@
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from scipy.spatial.transform import Rotation
 from torch import Tensor
 
 from lepard_ros.cloud.neighbours import radius_neighbours
@@ -11,9 +13,12 @@ from lepard_ros.cloud.pyramid import stack_pyramids
 from lepard_ros.network.config import MATCH_LEVEL
 from lepard_ros.network.fine import coarse_prior
 from lepard_ros.network.lepard import CoarseCloud, Lepard, LepardOutput, pad_clouds
+from lepard_ros.network.procrustes import RigidFit
 from lepard_ros.training.losses import descriptor_loss, total_loss
 from lepard_ros.training.samples import Pair, Sample
 from lepard_ros.training.truth import mutual_matches
+
+GIVEN_TURN = 0.05  # radians: how far a given motion is turned off the true one, per axis
 
 
 class ObjectiveSettings(NamedTuple):
@@ -31,6 +36,7 @@ class ObjectiveSettings(NamedTuple):
     coarse_every: int = 1  # the transformer, which costs more than all else, sees one of so many pairs of a step
     warping_gate: float = 0.0  # share of the true matches that must be found before the warping loss counts
     mirrored_share: float = 0.0  # of the pairs whose source is also shown mirrored, as decoys (needs chirality)
+    given_share: float = 0.0  # of the rigid pairs that are repositioned by their true motion, a little off
 
 
 class Objective(NamedTuple):
@@ -119,7 +125,7 @@ def objective(
     terms: dict[str, tuple[float, Tensor]] = {}
     output = None
     if settings.coarse_weight or network.fine_matching is None:
-        output, coarse = _coarse_loss(network, pairs, encoded, matches, settings)
+        output, coarse = _coarse_loss(network, pairs, encoded, matches, settings, seed)
         terms["coarse"] = settings.coarse_weight, coarse
     if network.fine_matching is not None:
         fine, hit = _mean_fine_losses(network, pairs, encoded, output, settings, seed)
@@ -138,17 +144,35 @@ def _coarse_loss(
     encoded: list[tuple[Encoded, Encoded]],
     matches: Tensor,
     settings: ObjectiveSettings,
+    seed: int,
 ) -> tuple[LepardOutput, Tensor]:
     """What the transformer makes of the pairs, and its loss over all blocks."""
     source = _batch([pair.source for pair in pairs], [e[0].coarse for e in encoded])
     target = _batch([pair.target for pair in pairs], [e[1].coarse for e in encoded])
-    output = network.match(source, target)
+    output = network.match(source, target, _given_motions(network, pairs, settings.given_share, seed))
     warped = torch.zeros_like(source.points)
     for b, pair in enumerate(pairs):
         warped[b, : len(pair.source.pyramid.points[MATCH_LEVEL])] = warp_coarse(pair)
     sinkhorn = network.config.matching == "sinkhorn"
     weight, gate = settings.warping_weight, settings.warping_gate
     return output, total_loss(output, matches, source.points, warped, weight, sinkhorn, gate)
+
+
+def _given_motions(network: Lepard, pairs: list[Pair], share: float, seed: int) -> RigidFit | None:
+    """The true motions of a batch, up to one coarse cell and some degrees off, as a good hypothesis is; or None.
+
+    At low overlap the network's own fit is mostly wrong: without this the layers after it would learn to distrust it.
+    """
+    draw = np.random.default_rng([seed, len(pairs[0].source.pyramid.points[0])])
+    if draw.random() >= share or any(pair.flow is not None for pair in pairs):
+        return None
+    motions = torch.stack([pair.motion for pair in pairs])
+    turns = Rotation.from_rotvec(draw.normal(0, GIVEN_TURN, (len(pairs), 3))).as_matrix()
+    centre = torch.stack([warp_coarse(pair).mean(0) for pair in pairs])[:, :, None]
+    turn = torch.from_numpy(turns).to(motions)
+    offset = torch.from_numpy(draw.normal(0, network.config.coarse_grid / 3, (len(pairs), 3, 1))).to(motions)
+    translation = turn @ (motions[:, :3, 3:] - centre) + centre + offset
+    return RigidFit(turn @ motions[:, :3, :3], translation, motions.new_ones(len(pairs)))
 
 
 def _mean_fine_losses(

@@ -29,6 +29,7 @@ from lepard_ros.synthesis.gltf import AnimatedModel
 from lepard_ros.synthesis.motions import random_motion
 
 MOMENTS, VIEWS = 3, 2  # key poses, and cameras at each
+SPREAD = (0.5, 1.7)  # radians: how far the cameras of a scene stand apart, from small turns to front against back
 MIN_OVERLAP = 0.08
 NOISE_CHANCE = 0.55
 MAX_CLOUD = 12_000
@@ -62,11 +63,11 @@ def make_scene(kind: str, model: AnimatedModel | None, rng: Generator) -> Creatu
     motion = random_motion(kind, rng, model, keys=MOMENTS)
     shapes = [motion.at(time) for time in np.linspace(0, 1, MOMENTS)]
     sensor, noisy = random_close_sensor(rng), bool(rng.random() < NOISE_CHANCE)
-    front = rng.uniform(0, 2 * np.pi)
+    front, spread = rng.uniform(0, 2 * np.pi), rng.uniform(*SPREAD)
     clouds, poses, moments, places = [], [], [], []
     for moment, shape in enumerate(shapes):
         scene = RayScene(shape, motion.triangles)
-        for azimuth in front + rng.normal(0, 0.9, VIEWS):
+        for azimuth in front + rng.normal(0, spread, VIEWS):
             box = np.stack([shape.min(axis=0), shape.max(axis=0)])
             pose = random_view(box, sensor.camera, rng, azimuth, np.radians(rng.uniform(-15, 45)))
             sight = scene.look(sensor.camera, pose)

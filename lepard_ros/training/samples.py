@@ -32,6 +32,11 @@ class Augmentation:
     crop: float = 0.1  # share of clouds of which a random half space is cut off
     max_points: int = 22_000  # a larger cloud is cut to a ball: real fragments are about this large
     scale: tuple[float, float] = (0.6, 1.2)  # by which all clouds of a room grow, seldom more: that costs points
+    bend: float = 0.02  # metres: how far a cloud is bent smoothly, as fused fragments of a real camera are
+    holes: int = 6  # at most so many balls are cut out of a cloud, as dark or shiny surfaces are missing
+
+
+PLAIN = Augmentation(jitter=0, viewpoint=0, lost_viewpoint=0, crop=0, scale=(1.0, 1.0), bend=0, holes=0)
 
 
 @dataclass
@@ -144,6 +149,7 @@ def augmented_cloud(
     points = crop_ball(points, augmentation.max_points, rng)
     if rng.random() < augmentation.crop:
         points = crop_half(points, rng)
+    points = cut_holes(points + bend(points, rng, augmentation.bend), rng, augmentation.holes)
     turn = Rotation.random(random_state=rng).as_matrix()
     points = points @ turn.T + rng.uniform(-1, 1, points.shape) * augmentation.jitter
     doubt = augmentation.viewpoint * (4 if rng.random() < augmentation.lost_viewpoint else 1)
@@ -152,6 +158,27 @@ def augmented_cloud(
     pose[:3, :3] = pose[:3, :3] @ turn.T
     cloud, eye = (torch.from_numpy(values.astype(np.float32)) for values in (points, viewpoint))
     return make_sample(cloud, eye, network), pose
+
+
+WAVES, WAVE_LENGTH, HOLE_RADIUS = 4, (0.8, 4.0), (0.05, 0.25)  # metres
+
+
+def bend(points: np.ndarray, rng: Generator, amplitude: float) -> np.ndarray:
+    """Smooth random offsets (N, 3) of points (N, 3): a few plane waves, together up to about `amplitude` metres."""
+    length = rng.uniform(*WAVE_LENGTH, WAVES)
+    direction = rng.normal(size=(3, WAVES))
+    direction /= np.linalg.norm(direction, axis=0)
+    phase = points @ (direction * 2 * np.pi / length) + rng.uniform(0, 2 * np.pi, WAVES)
+    return np.sin(phase) @ (rng.normal(size=(WAVES, 3)) * amplitude * rng.random() / WAVES**0.5)
+
+
+def cut_holes(points: np.ndarray, rng: Generator, most: int) -> np.ndarray:
+    """The points (N, 3) outside of up to `most` random balls around some of them."""
+    count = int(rng.integers(0, most + 1))
+    centres = points[rng.integers(0, len(points), count)]
+    radius = rng.uniform(*HOLE_RADIUS, count)
+    apart = np.linalg.norm(points[:, None] - centres, axis=2)
+    return points[(apart > radius).all(axis=1)]
 
 
 def crop_half(points: np.ndarray, rng: Generator) -> np.ndarray:
@@ -246,5 +273,5 @@ def validation_pairs(folders: list[Path], network: Lepard, count: int) -> Iterat
         path, turn = files[place % len(files)], (place * 0.618034) % 1.0
         shard = load_room(path)
         number = int(turn * len(shard.pairs))
-        visit = RoomVisit(shard, shard.pairs, (0,), Augmentation(0, 0, 0, 0, scale=(1.0, 1.0)), network)
+        visit = RoomVisit(shard, shard.pairs, (0,), PLAIN, network)
         yield visit.pair(number), float(shard.overlap[number].min())

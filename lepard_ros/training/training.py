@@ -237,7 +237,7 @@ def validate(network: Lepard, pairs: Iterable[tuple[Pair, float]], settings: Obj
     """
     network.eval()
     device = next(network.parameters()).device
-    settings = settings._replace(coarse_weight=settings.coarse_weight or 1.0)
+    settings = settings._replace(coarse_weight=settings.coarse_weight or 1.0, given_share=0.0)
     rows: list[tuple[float, float, MatchQuality, float]] = []
     radius = network.config.coarse_grid
     for pair, overlap in pairs:

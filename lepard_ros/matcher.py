@@ -308,8 +308,8 @@ class Matcher:
     def repositioned_motions(self, source: EncodedCloud, target: EncodedCloud, matches: Matches) -> FloatArray | None:
         """Motions (H, 4, 4), in the local frames, that the transformer finds once hypotheses repositioned the source.
 
-        Hypotheses come from the descriptors' matches and from the transformer's own coarse ones, half of each, which are
-        returned too. Of the repositioned pairs, the surest suggest motions. None where the settings ask for none.
+        Hypotheses come from the descriptors' matches and from the transformer's own coarse ones, half of each; the latter
+        are returned too. Of the repositioned pairs, the surest suggest motions. None where the settings ask for none.
         """
         count = self.settings.repositionings
         if not count or len(matches.confidence) < MIN_INLIERS or self.config.normalisation == "joint":
@@ -399,7 +399,7 @@ def local_matches(matches: Matches, source: EncodedCloud, target: EncodedCloud) 
 
 
 def surest(confidence: Tensor) -> float:
-    """The mean confidence of the surest coarse matches of a table (n, m): higher after a right motion than a wrong one."""
+    """The mean confidence of the surest coarse matches of a table (n, m): higher after a right motion."""
     best = confidence.amax(1)
     return float(best.topk(min(SUREST, len(best))).values.mean())
 

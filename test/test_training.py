@@ -22,8 +22,8 @@ from lepard_ros.network.weights import load
 from lepard_ros.synthesis.meshes import MeshLibrary
 from lepard_ros.synthesis.shards import make_room, room_path, save_room
 from lepard_ros.training.losses import descriptor_loss, focal_loss, focal_loss_sinkhorn, warping_loss
-from lepard_ros.training.objective import ObjectiveSettings, objective
-from lepard_ros.training.samples import RoomStream, Sample, training_files
+from lepard_ros.training.objective import ObjectiveSettings, given_motions, objective, warp_coarse
+from lepard_ros.training.samples import HOLE_RADIUS, WAVE_LENGTH, RoomStream, Sample, bend, cut_holes, training_files
 from lepard_ros.training.training import Trainer, TrainingSettings, rate_at
 from lepard_ros.training.truth import mutual_matches
 
@@ -210,7 +210,7 @@ import json, sys, torch
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from test_training import TINY
-from lepard_ros.training.objective import ObjectiveSettings, objective
+from lepard_ros.training.objective import ObjectiveSettings, given_motions, objective, warp_coarse
 from lepard_ros.training.samples import RoomStream
 from lepard_ros.training.training import average_gradients, start_processes
 from lepard_ros.network.lepard import Lepard
@@ -245,3 +245,32 @@ def test_two_processes_give_the_mean_gradient(rooms: Path, tmp_path: Path) -> No
     expected = float(torch.cat([p.grad.flatten() for p in network.parameters()]).norm())
     assert world == 2
     assert norm == pytest.approx(expected, rel=1e-4)
+
+
+def test_given_motions_are_nearly_true_and_not_given_to_all(rooms: Path) -> None:
+    network = Lepard(TINY)
+    pairs = RoomStream([rooms], network, lanes=1, clouds=3).batch(0)
+    given = [given_motions(network, [pairs[0]], 0.5, seed) for seed in range(40)]
+    assert 8 < sum(fit is not None for fit in given) < 32
+    assert all(given_motions(network, [pairs[0]], 0.0, seed) is None for seed in range(5))
+    source, moved = pairs[0].source.pyramid.points[2], warp_coarse(pairs[0])
+    errors = []
+    for fit in (fit for fit in given if fit is not None):
+        errors.append(float((source @ fit.rotation[0].T + fit.translation[0, :, 0] - moved).norm(dim=1).mean()))
+    assert 0.05 * TINY.coarse_grid < np.median(errors) < 1.5 * TINY.coarse_grid
+
+
+def test_bends_are_small_and_smooth_and_holes_are_balls() -> None:
+    rng = np.random.default_rng(0)
+    points = rng.uniform(-2, 2, (3000, 3))
+    offsets = bend(points, np.random.default_rng(1), 0.02)
+    near = bend(points + np.array([1e-3, 0, 0]), np.random.default_rng(1), 0.02)
+    assert 1e-4 < np.abs(offsets).max() < 0.1
+    # A wave of amplitude a and length l changes by at most 2 pi a / l per metre.
+    assert np.abs(near - offsets).max() < 1e-3 * 2 * np.pi / WAVE_LENGTH[0] * 0.1
+    assert np.abs(bend(points, rng, 0.0)).max() == 0.0
+    left = cut_holes(points, np.random.default_rng(2), 6)
+    lost = np.array(sorted(set(map(tuple, points)) - set(map(tuple, left))))
+    assert 0 < len(lost) < 100
+    assert max(np.linalg.norm(lost - p, axis=1).min() for p in lost) < 2 * HOLE_RADIUS[1]
+    assert len(cut_holes(points, rng, 0)) == len(points)

@@ -99,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--given-share",
         type=float,
         default=0.0,
-        help="share of rigid pairs that are repositioned by nearly their true motion, as by a good hypothesis (default 0)",
+        help="share of rigid pairs that nearly their true motion repositions, as a good hypothesis would (default 0)",
     )
     add(
         "--warping-weight",

@@ -149,7 +149,7 @@ def _coarse_loss(
     """What the transformer makes of the pairs, and its loss over all blocks."""
     source = _batch([pair.source for pair in pairs], [e[0].coarse for e in encoded])
     target = _batch([pair.target for pair in pairs], [e[1].coarse for e in encoded])
-    output = network.match(source, target, _given_motions(network, pairs, settings.given_share, seed))
+    output = network.match(source, target, given_motions(network, pairs, settings.given_share, seed))
     warped = torch.zeros_like(source.points)
     for b, pair in enumerate(pairs):
         warped[b, : len(pair.source.pyramid.points[MATCH_LEVEL])] = warp_coarse(pair)
@@ -158,7 +158,7 @@ def _coarse_loss(
     return output, total_loss(output, matches, source.points, warped, weight, sinkhorn, gate)
 
 
-def _given_motions(network: Lepard, pairs: list[Pair], share: float, seed: int) -> RigidFit | None:
+def given_motions(network: Lepard, pairs: list[Pair], share: float, seed: int) -> RigidFit | None:
     """The true motions of a batch, up to one coarse cell and some degrees off, as a good hypothesis is; or None.
 
     At low overlap the network's own fit is mostly wrong: without this the layers after it would learn to distrust it.

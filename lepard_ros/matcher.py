@@ -308,7 +308,7 @@ class Matcher:
     def repositioned_motions(self, source: EncodedCloud, target: EncodedCloud, matches: Matches) -> FloatArray | None:
         """Motions (H, 4, 4), in the local frames, that the transformer finds once hypotheses repositioned the source.
 
-        Hypotheses come from the descriptors' matches and from the transformer's own coarse ones, half of each; the latter
+        Hypotheses come from the descriptors' matches and from its own coarse ones, half of each; the latter
         are returned too. Of the repositioned pairs, the surest suggest motions. None where the settings ask for none.
         """
         count = self.settings.repositionings

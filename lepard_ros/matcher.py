@@ -327,9 +327,9 @@ class Matcher:
 
     def _repositioned(self, source: EncodedCloud, target: EncodedCloud, motions: FloatArray) -> list[Tensor]:
         """The transformer's confidences (n, m) after each of the motions (H, 4, 4) repositioned the source."""
-        clouds = (pad_clouds([c.features], [c.points], [c.normals], self._prepared) for c in (source, target))
+        x, y = (pad_clouds([c.features], [c.points], [c.normals], self._prepared) for c in (source, target))
         with mixed_precision(self.network, self.device):
-            output = self.network.match(*clouds, rigid_fit(motions, source.scale, self.device))
+            output = self.network.match(x, y, rigid_fit(motions, source.scale, self.device))
         return list(output.confidence.float())
 
     @property

@@ -362,7 +362,8 @@ class Matcher:
         """The coarse points whose confidence (n, m) suffices; mutual: None for the network's own choice."""
         mutual = self.config.mutual if mutual is None else mutual
         index = select_matches(confidence[None], self.config.confidence_threshold, mutual)[:, 1:]
-        rows, columns, scores = most_confident(*index.T, confidence[index[:, 0], index[:, 1]])
+        x, y = index.T
+        rows, columns, scores = most_confident(x, y, confidence[x, y])
         return Matches(source.coarse_points[rows], target.coarse_points[columns], scores)
 
     def _fine_matches(self, source: EncodedCloud, target: EncodedCloud, confidence: Tensor | None) -> Matches:

@@ -7,7 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+
+def package_root() -> Path:
+    """The folder of the package. rosdoc2 runs this file through a wrapper elsewhere, which names the original."""
+    here = Path(__file__).resolve()
+    original = re.search(r'exec\(open\("(.+?)"\)', here.read_text())
+    return (Path(original[1]) if original else here).parent.parent
+
+
+ROOT = package_root()
 sys.path.insert(0, str(ROOT))
 
 from lepard_ros import __version__  # noqa: E402
@@ -26,6 +34,8 @@ html_extra_path = ["demo.html"]
 myst_heading_anchors = 3
 myst_enable_extensions = ["dollarmath"]
 add_module_names = False
+# Messages and standard documents are pages of rosdoc2 only.
+suppress_warnings = ["toc.empty_glob", "toc.not_readable"]
 
 autodoc_default_options = {"members": True, "undoc-members": False, "show-inheritance": True, "ignore-module-all": True}
 autodoc_member_order = "bysource"
@@ -35,6 +45,7 @@ NEEDED = (
     *("lifecycle_msgs", "nav_msgs", "sensor_msgs", "std_msgs", "std_srvs", "tf2_msgs", "tf2_ros", "visualization_msgs"),
     *("rosbags", "evo", "matplotlib", "kiss_matcher", "kiss_icp", "pycpd", "open3d", "yaml", "distributed", "onnx"),
 )
+rosdoc2_settings = {"enable_autodoc": False}  # it is on already, and rosdoc2 would replace the list below
 autodoc_mock_imports = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 
 ROOMS = {

@@ -4,10 +4,14 @@
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from node_harness import NodeProcess, Probe
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -43,6 +47,16 @@ def shared_data(*parts: str) -> Path:
 def shared_data_fixture() -> Callable[..., Path]:
     """`shared_data` as a fixture, for tests that would rather not import it."""
     return shared_data
+
+
+@pytest.fixture(scope="module")
+def probe(node: "NodeProcess") -> "Iterator[Probe]":
+    """A listener that is connected to the node of a test module (its fixture `node`)."""
+    from node_harness import Probe
+
+    with Probe() as connected:
+        connected.connect()
+        yield connected
 
 
 @pytest.fixture

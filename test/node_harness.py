@@ -90,10 +90,7 @@ def cloud_at(step: float, seed: int = 0) -> NDArray[np.float32]:
 
 @functools.cache
 def untrained_weights() -> Path:
-    """Weights of a very small network as it is before training: the real code, quickly, whatever weights are shipped.
-
-    Poses then come from the motion so far; what needs the network's skill asks for the shipped weights.
-    """
+    """Weights of a very small rigid network before training, for what only needs a file that loads quickly."""
     import torch
 
     from lepard_ros.network.config import SMALL_RIGID
@@ -104,15 +101,14 @@ def untrained_weights() -> Path:
     # A threshold as trained networks had it at first: below it an untrained one claims too much.
     config = replace(SMALL_RIGID, grid=0.1, width=16, feature_dim=48, voxel_size=0.4, confidence_threshold=0.02)
     folder = Path(tempfile.mkdtemp(prefix="lepard_weights_"))
-    return save(Lepard(config), Card("untrained", config, mode="deformable"), folder / "untrained.safetensors")
+    return save(Lepard(config), Card("untrained", config, mode="rigid"), folder / "untrained.safetensors")
 
 
 class NodeProcess:
     """`lepard_node` in a process of its own. Its output goes to a file that `log` reads."""
 
     def __init__(self, *ros_arguments: str, **parameters: Any) -> None:
-        """Parameters by name, untrained weights unless given; further arguments as after --ros-args."""
-        parameters = {"weights": str(untrained_weights()), **parameters}
+        """Parameters by name (so the shipped weights of the mode); further arguments as after --ros-args."""
         given = [part for name, value in parameters.items() for part in ("-p", f"{name}:={_text(value)}")]
         self._file = Path(tempfile.mkstemp(prefix="lepard_node_", suffix=".log")[1])
         command = [sys.executable, "-m", "lepard_ros.ros.main", "--ros-args", *given, *ros_arguments]

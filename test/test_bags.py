@@ -124,14 +124,13 @@ def test_a_missing_bag_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("storage", ["mcap", "sqlite3"])
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.6, 0.95, 0.999])
-def test_a_truncated_bag_is_refused_or_read_up_to_a_sentence(tmp_path: Path, storage: str, share: float) -> None:
+def test_a_truncated_bag_is_refused_after_its_last_whole_frame(tmp_path: Path, storage: str, share: float) -> None:
     write_room(tmp_path / "bag", storage=storage)
     data = next(path for path in (tmp_path / "bag").iterdir() if path.suffix in (".mcap", ".db3"))
     whole = data.read_bytes()
     data.write_bytes(whole[: int(len(whole) * share)])
-    with pytest.raises(InputError), open_bag(tmp_path / "bag") as bag:  # noqa: PT012 - either step may refuse it
-        frames = list(bag.frames(bag.cloud_topic()))
-        raise InputError(f"only {len(frames)} frames") if len(frames) < 4 else AssertionError("read a damaged bag")
+    with pytest.raises(InputError), open_bag(tmp_path / "bag") as bag:
+        list(bag.frames(bag.cloud_topic()))
 
 
 @pytest.mark.parametrize("content", [b"", b"not yaml: [", b"{}"])

@@ -26,13 +26,6 @@ def node() -> Iterator[NodeProcess]:
         yield process
 
 
-@pytest.fixture(scope="module")
-def probe(node: NodeProcess) -> Iterator[Probe]:
-    with Probe() as connected:
-        connected.connect()
-        yield connected
-
-
 def refused(probe: Probe, message: PointCloud2) -> TrackingStatus:
     """Send a message that must be refused; what the node said."""
     before = len(probe.heard["status"])

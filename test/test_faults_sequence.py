@@ -24,15 +24,8 @@ def maps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def node(maps: Path) -> Iterator[NodeProcess]:
-    with NodeProcess(map_directory=str(maps), weights="rigid", keyframe_distance=0.1, change_after=3) as process:
+    with NodeProcess(map_directory=str(maps), keyframe_distance=0.1, change_after=3) as process:
         yield process
-
-
-@pytest.fixture(scope="module")
-def probe(node: NodeProcess) -> Iterator[Probe]:
-    with Probe() as connected:
-        connected.connect()
-        yield connected
 
 
 def walk(probe: Probe) -> tuple[int, TrackingStatus]:

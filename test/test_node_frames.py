@@ -163,7 +163,7 @@ def test_an_imu_says_where_up_is() -> None:
 
 
 def test_an_initial_pose_starts_a_search() -> None:
-    with NodeProcess(weights="rigid", keyframe_distance=0.1) as node, Probe() as probe:
+    with NodeProcess(keyframe_distance=0.1) as node, Probe() as probe:
         probe.connect()
         start = time.time_ns()
         for step in range(4):

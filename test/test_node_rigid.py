@@ -29,7 +29,6 @@ from node_harness import (
     cloud_at,
     look,
     pose_at,
-    untrained_weights,
 )
 
 _session = count()
@@ -135,7 +134,7 @@ def test_the_node_gives_the_poses_that_the_replay_of_a_bag_gives(probe: Probe, s
             depth = look(box_room(), pose_at(step))
             depth[:4] = 9.0  # beyond the range: left out by both
             writer.write(start + step * STEP_NS, depth)
-    tracker = RigidTracker(Matcher.from_pretrained(untrained_weights()), TrackerSettings(keyframe_distance=0.1))
+    tracker = RigidTracker(Matcher.from_pretrained("rigid", device="cpu"), TrackerSettings(keyframe_distance=0.1))
     with open_bag(tmp_path / "bag") as bag:
         frames = list(bag.frames(bag.cloud_topic()))
         tracks = replay_bag(bag, tracker, bag.cloud_topic()).tracks

@@ -18,26 +18,35 @@ from typing import NamedTuple
 
 from lepard_ros import __version__
 from lepard_ros.errors import InputError
+from lepard_ros.network.allocator import keep_freed_memory
+from lepard_ros.network.threads import Threads, choose_threads, wait_without_spinning
 
 
 class Command(NamedTuple):
-    """Where a subcommand lives, and its line in the overview."""
+    """Where a subcommand lives, its line in the overview, and whether it computes for long enough to choose threads."""
 
     module: str
     summary: str
+    computes: bool = False
 
 
 COMMANDS: dict[str, Command] = {
-    "demo": Command("lepard_ros.commands.demo", "track a synthesised sensor through the real node, with pictures"),
-    "match": Command("lepard_ros.commands.match", "match two cloud files and print how they align"),
+    "demo": Command(
+        "lepard_ros.commands.demo", "track a synthesised sensor through the real node, with pictures", computes=True
+    ),
+    "match": Command("lepard_ros.commands.match", "match two cloud files and print how they align", computes=True),
     "node": Command("lepard_ros.ros.main", "run the ROS 2 node"),
-    "replay": Command("lepard_ros.commands.replay", "track a recorded bag, every frame in order"),
-    "map": Command("lepard_ros.commands.map", "look into, export, merge or draw saved maps"),
+    "replay": Command("lepard_ros.commands.replay", "track a recorded bag, every frame in order", computes=True),
+    "map": Command("lepard_ros.commands.map", "look into, export, merge or draw saved maps", computes=True),
     "bag": Command("lepard_ros.commands.bag", "make a bag from depth images or a synthesised sequence"),
-    "evaluate": Command("lepard_ros.commands.evaluate", "compare methods on pairs or bags with ground truth"),
-    "reproduce": Command("lepard_ros.commands.reproduce", "the paper's tables from the published data and weights"),
-    "train": Command("lepard_ros.commands.train", "train the network"),
-    "synthesise": Command("lepard_ros.commands.synthesise", "generate training data"),
+    "evaluate": Command(
+        "lepard_ros.commands.evaluate", "compare methods on pairs or bags with ground truth", computes=True
+    ),
+    "reproduce": Command(
+        "lepard_ros.commands.reproduce", "the paper's tables from the published data and weights", computes=True
+    ),
+    "train": Command("lepard_ros.commands.train", "train the network", computes=True),
+    "synthesise": Command("lepard_ros.commands.synthesise", "generate training data", computes=True),
     "convert": Command("lepard_ros.commands.weights", "turn the authors' checkpoint into safetensors"),
     "info": Command("lepard_ros.commands.weights", "say what a weights file holds"),
 }
@@ -107,17 +116,27 @@ def _run(arguments: list[str], ros_arguments: list[str]) -> int:
     if name in ("-V", "--version"):
         print(f"lepard_ros {__version__}")
         return 0
+    # The choices of a program, not of a library that others import. Threads first: torch asks when it is imported.
+    wait_without_spinning()
+    threads = choose_threads() if COMMANDS[name].computes else None
     try:
         module = _load(name)
         parser = _parser(name, module)
         args = parser.parse_args(arguments[1:])
         args.ros_arguments = ros_arguments
-        from lepard_ros.network.allocator import keep_freed_memory
-
-        keep_freed_memory()  # the choice of a program, not of a library that others import
+        keep_freed_memory()
+        if threads is not None:
+            print(_threads_line(threads, getattr(args, "jobs", 1)), file=sys.stderr)
         return int(module.run(args))
     except ModuleNotFoundError as error:
         raise InputError(_missing_module(name, error)) from error
+
+
+def _threads_line(threads: Threads, jobs: int) -> str:
+    """What was chosen. jobs: processes that share the work, each with one thread."""
+    if jobs > 1:
+        return f"lepard: {jobs} processes of one thread each; --jobs sets another number."
+    return f"lepard: {threads.count} thread{'s' if threads.count > 1 else ''} {threads.why}."
 
 
 def _parse_name(arguments: list[str]) -> str | None:

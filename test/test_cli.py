@@ -142,3 +142,60 @@ def test_another_broken_pipe_is_not_hidden(monkeypatch, tmp_path) -> None:
     add_command(monkeypatch, tmp_path, PROBE.replace("raise KeyboardInterrupt", "raise BrokenPipeError"))
     with pytest.raises(BrokenPipeError):
         cli.main(["probe", "98"])
+
+
+@pytest.mark.parametrize(
+    ("cores", "load", "count"), [(8, 0.0, 8), (8, 5.6, 2), (2, 0.4, 2), (2, 11.0, 1), (1, 0.0, 1), (64, 1.0, 8)]
+)
+def test_as_many_threads_as_cores_are_idle(cores: int, load: float, count: int) -> None:
+    from lepard_ros.network.threads import idle_threads
+
+    assert idle_threads(cores, load).count == count
+
+
+def test_a_containers_quota_counts_as_cores(tmp_path: Path) -> None:
+    from lepard_ros.network.threads import available_cores
+
+    (tmp_path / "one").write_text("150000 100000\n")
+    (tmp_path / "all").write_text("max 100000\n")
+    assert available_cores(tmp_path / "one") == 1
+    assert available_cores(tmp_path / "all") == available_cores(tmp_path / "missing") >= 1
+
+
+PROBE_OF_THREADS = """
+import os, sys
+import lepard_ros.network.threads as threads
+from lepard_ros import cli
+
+HELP = "says what torch took"
+def add_arguments(parser): pass
+def run(args):
+    import torch
+    print(torch.get_num_threads(), os.environ["OMP_WAIT_POLICY"])
+    return 0
+
+if __name__ == "__main__":
+    threads.available_cores, os.getloadavg = lambda: 3, lambda: (1.2, 0, 0)
+    cli.COMMANDS["probe"] = cli.Command("__main__", "", computes=True)
+    sys.exit(cli.main(["probe"]))
+"""
+
+
+@pytest.mark.parametrize(("given", "words"), [("", "2 threads of 3 cores, with a load of 1.2"), ("1", "1 thread as")])
+def test_a_command_says_how_many_threads_it_took_and_torch_takes_them(given: str, words: str) -> None:
+    """In a process of its own, since torch reads its threads when it is imported."""
+    surroundings = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    surroundings |= {"OMP_NUM_THREADS": given} if given else {}
+    command = [sys.executable, "-c", PROBE_OF_THREADS]
+    result = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=True)
+    assert words in result.stderr
+    assert result.stdout.split() == [given or str(min(2, os.cpu_count() or 1)), "PASSIVE"]
+
+
+def test_every_command_that_computes_chooses_its_threads() -> None:
+    silent = {name for name, command in cli.COMMANDS.items() if not command.computes}
+    assert silent == {"node", "bag", "convert", "info"}, "the node chooses its own and logs them"
+
+
+def test_processes_that_share_the_work_are_said_instead() -> None:
+    assert "4 processes of one thread each" in cli._threads_line(cli.Threads(2, ""), 4)

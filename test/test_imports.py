@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "report": CORE | {"tracking", "data", "synthesis", "evaluation"},
     "demo": CORE | {"tracking", "data", "synthesis", "evaluation", "report"},
     "commands": CORE | {"tracking", "data", "synthesis", "training", "evaluation", "report", "demo"},
-    "cli": {"network"},  # its allocator module only, which needs no torch
+    "cli": {"network"},  # allocator and threads only, which need no torch
     "__init__": {"matcher", "encoded_cloud", "registration"},
 }
 ALL = set(ALLOWED)

@@ -16,12 +16,11 @@ from uuid import uuid4
 
 from lepard_ros.data.workers import connect, end_with_parent
 from lepard_ros.errors import InputError
+from lepard_ros.network.threads import VARIABLES
 
 Record = dict[str, Any]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def read_log(log: Path | None) -> list[Record]:
@@ -80,7 +79,7 @@ def run_parallel(
     is given to another one, and every item is yielded once. One thread per process: items run side by side, and a time
     per item means the same for every method.
     """
-    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))  # inherited by the processes below
+    os.environ.update(dict.fromkeys(VARIABLES, "1"))  # inherited by the processes below
     if cluster is None and (jobs <= 1 or len(items) < 2):
         _start(start, start_arguments)
         yield from map(work, items)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from lepard_ros.errors import InputError
 from lepard_ros.network.allocator import keep_freed_memory
+from lepard_ros.network.threads import wait_without_spinning
 from lepard_ros.ros.parameters import preset_file
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `ros2 run lepard_ros lepard_node`: all arguments belong to ROS."""
     keep_freed_memory()
+    wait_without_spinning()
     try:
         run_node(list(sys.argv[1:] if argv is None else argv))
     except InputError as error:

@@ -136,7 +136,7 @@ def _threads_line(threads: Threads, jobs: int) -> str:
     """What was chosen. jobs: processes that share the work, each with one thread."""
     if jobs > 1:
         return f"lepard: {jobs} processes of one thread each; --jobs sets another number."
-    return f"lepard: {threads.count} thread{'s' if threads.count > 1 else ''} {threads.why}."
+    return f"lepard: {threads.number} thread{'s' if threads.number > 1 else ''} {threads.why}."
 
 
 def _parse_name(arguments: list[str]) -> str | None:

@@ -145,12 +145,12 @@ def test_another_broken_pipe_is_not_hidden(monkeypatch, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "load", "count"), [(8, 0.0, 8), (8, 5.6, 2), (2, 0.4, 2), (2, 11.0, 1), (1, 0.0, 1), (64, 1.0, 8)]
+    ("cores", "load", "number"), [(8, 0.0, 8), (8, 5.6, 2), (2, 0.4, 2), (2, 11.0, 1), (1, 0.0, 1), (64, 1.0, 8)]
 )
-def test_as_many_threads_as_cores_are_idle(cores: int, load: float, count: int) -> None:
+def test_as_many_threads_as_cores_are_idle(cores: int, load: float, number: int) -> None:
     from lepard_ros.network.threads import idle_threads
 
-    assert idle_threads(cores, load).count == count
+    assert idle_threads(cores, load).number == number
 
 
 def test_a_containers_quota_counts_as_cores(tmp_path: Path) -> None:

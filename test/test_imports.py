@@ -43,8 +43,8 @@ ROS_PACKAGES = {
     "launch_ros",
     "builtin_interfaces",
 }
-# Plays its bag into the real node over DDS, and records what comes back.
-SPEAKS_DDS = {f"demo/{part}.py" for part in ("processes", "player", "recorder")}
+# The demo plays its bag into the real node over DDS and records what comes back; a replay writes the node's messages.
+SPEAKS_DDS = {f"demo/{part}.py" for part in ("processes", "player", "recorder")} | {"commands/replay.py"}
 
 
 def imported(module: Path) -> Iterator[str]:

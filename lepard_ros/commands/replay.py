@@ -2,13 +2,19 @@
 """`lepard replay BAG`: track a recorded bag and write what came of it."""
 
 import argparse
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from lepard_ros.cloud.ranges import FARTHEST, NEAREST
-from lepard_ros.data.bag_reader import open_bag
+from lepard_ros.data.bag_reader import Bag, BagFrame, open_bag
+from lepard_ros.data.extended_bag import ExtendedBag
 from lepard_ros.errors import InputError
-from lepard_ros.evaluation.replay import load_matcher, replay_bag, summary
+from lepard_ros.evaluation.deformable_replay import replay_deformable
+from lepard_ros.evaluation.replay import load_matcher, replay_bag, summary, tracked_frames
 from lepard_ros.report.replay import prepare_output, replay_report, write_results
+from lepard_ros.tracking.deformable import DeformableSettings, DeformableTracker
 from lepard_ros.tracking.rigid import RigidTracker
 from lepard_ros.tracking.track import TrackerSettings
 
@@ -16,9 +22,13 @@ HELP = """track a recorded bag, every frame in order
 
 Reads clouds (or depth images with camera info) from a rosbag2 (mcap, sqlite3) or a ROS 1 bag, tracks the sensor and
 writes to the output folder: trajectory.tum (as published), corrected.tum (after loop closures), status.csv, map.ply,
-pictures, and with a truth in the bag (a pose topic, odometry or TF) its error, ATE and RPE."""
+pictures, and with a truth in the bag (a pose topic, odometry or TF) its error, ATE and RPE. With --mode deformable it
+follows something that bends instead, and writes status.csv and model.ply. --mcap OUT writes a bag with the input and
+all that the node would publish, for RViz and Foxglove."""
 
 TRUTH_HELP = "true poses: a topic, TF, or a file in TUM format (default: /ground_truth if it is there, else TF)"
+
+RIGID_ONLY = ("truth", "map", "save_map", "localise", "report")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, default=Path("replay_output"), help="folder (default replay_output)")
     parser.add_argument("--topic", help="of the clouds or depth images (default: the only one there is)")
     parser.add_argument("--truth", metavar="TOPIC|TF|FILE", help=TRUTH_HELP)
-    parser.add_argument("--weights", default="rigid", help="rigid, a .safetensors file, or fpfh for no network")
+    parser.add_argument("--mode", choices=("rigid", "deformable"), default="rigid", help="what is tracked")
+    parser.add_argument("--weights", help="a name, a .safetensors file, or fpfh for no network (default: the mode's)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default auto)")
     parser.add_argument("--grid", type=float, help="metres between matched points (default: as the weights)")
     parser.add_argument("--every", type=int, default=1, help="use every n-th frame (default 1)")
@@ -38,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--localise", action="store_true", help="do not add to the map")
     parser.add_argument("--fallback", choices=("none", "fpfh"), default="none", help="when all matches are refused")
     parser.add_argument("--no-pictures", action="store_true", help="write no pictures")
+    parser.add_argument("--mcap", type=Path, metavar="OUT", help="write a bag with the input and the node's topics")
     parser.add_argument("--report", type=Path, metavar="DIR", help="write a self-contained page DIR/index.html")
 
 
@@ -47,20 +59,56 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--every is {args.every}; it must be 1 or more.")
     if not 0 <= args.min_range < args.max_range:
         raise InputError(f"--min-range {args.min_range} and --max-range {args.max_range} leave no point.")
-    settings = TrackerSettings(mapping=not args.localise, fallback=args.fallback)
     with open_bag(args.bag) as bag:
         topic = bag.cloud_topic(args.topic)
         bag.truth_topic(args.truth)  # before the weights are loaded
         prepare_output(args.output)
-        matcher = load_matcher(args.weights, args.device, args.grid)
-        tracker = RigidTracker.load(args.map, matcher, settings) if args.map else RigidTracker(matcher, settings)
-        ranges = args.min_range, args.max_range
-        replay = replay_bag(bag, tracker, topic, truth_topic=args.truth, every=args.every, ranges=ranges, progress=True)
+        track = _track_rigid if args.mode == "rigid" else _track_deformable
+        print(track(args, bag, topic))
+    print(f"Written to {args.output}{f' and {args.mcap}' if args.mcap else ''}")
+    return 0
+
+
+def _track_rigid(args: argparse.Namespace, bag: Bag, topic: str) -> str:
+    """Follow the sensor; a summary."""
+    settings = TrackerSettings(mapping=not args.localise, fallback=args.fallback)
+    matcher = load_matcher(args.weights or "rigid", args.device, args.grid)
+    tracker = RigidTracker.load(args.map, matcher, settings) if args.map else RigidTracker(matcher, settings)
+    options = {"truth_topic": args.truth, "every": args.every, "ranges": (args.min_range, args.max_range)}
+    with _recording(args, tracker) as listener:
+        replay = replay_bag(bag, tracker, topic, **options, progress=True, listener=listener)
     write_results(replay, tracker, args.output, pictures=not args.no_pictures)
     if args.save_map:
         tracker.save(args.save_map)
-    print(summary(replay, tracker))
-    print(f"Written to {args.output}")
-    if args.report:
-        print(f"report: {replay_report(args.report, args.bag.name, replay, tracker)}")
-    return 0
+    page = f"\nreport: {replay_report(args.report, args.bag.name, replay, tracker)}" if args.report else ""
+    return summary(replay, tracker) + page
+
+
+def _track_deformable(args: argparse.Namespace, bag: Bag, topic: str) -> str:
+    """Follow what bends; a summary."""
+    given = [name for name in RIGID_ONLY if getattr(args, name)]
+    if given or args.weights == "fpfh":
+        raise InputError(f"--{(given or ['weights fpfh'])[0].replace('_', '-')} is for rigid mode; leave it out.")
+    matcher = load_matcher(args.weights or "deformable", args.device, args.grid)
+    tracker = DeformableTracker(matcher, DeformableSettings(max_range=args.max_range))
+    frames = tracked_frames(bag, topic, args.every, (args.min_range, args.max_range), progress=True)
+    with _recording(args, tracker) as listener:
+        return replay_deformable(frames, tracker, args.output, listener)
+
+
+@contextmanager
+def _recording(args: argparse.Namespace, tracker: RigidTracker | DeformableTracker) -> Iterator[Any]:
+    """A listener that writes what the node would publish beside the input; None without --mcap."""
+    if args.mcap is None:
+        yield None
+        return
+    from lepard_ros.ros.scribe import NAMESPACE, Scribe, definitions
+
+    scribe = Scribe(tracker)
+    with open_bag(args.bag) as source, closing(ExtendedBag(args.mcap, source, definitions(), NAMESPACE)) as extended:
+
+        def write(frame: BagFrame, track: Any) -> None:
+            for message in scribe.write(track, frame.points, frame.stamp_ns, frame.frame_id):
+                extended.put(*message, frame.recorded_ns)
+
+        yield write

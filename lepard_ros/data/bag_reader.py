@@ -2,7 +2,7 @@
 """Read a rosbag2 without ROS: clouds or depth images in order, and the true poses if there are any."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,11 +33,15 @@ _TRUTH_TYPES = (
 
 
 class BagFrame(NamedTuple):
-    """One cloud. stamp_ns: of its header. frame_id: of its header. points: (N, 3), or (H, W, 3) with NaN, metres."""
+    """One cloud. stamp_ns: of its header. frame_id: of its header. points: (N, 3), or (H, W, 3) with NaN, metres.
+
+    recorded_ns: when it was recorded, by the clock of the recorder.
+    """
 
     stamp_ns: int
     frame_id: str
     points: NDArray[np.float32]
+    recorded_ns: int
 
 
 class Bag:
@@ -128,9 +132,20 @@ class Bag:
         for connection, recorded, raw in self._reader.messages(connections=connections):
             yield self._reader.deserialize(raw, connection.msgtype), recorded
 
+    def is_ros1(self) -> bool:
+        """Whether it is a bag of ROS 1, whose messages are serialised in another way."""
+        return not self._reader.is2
+
+    def raw_messages(self, chosen: Callable[[str, str], bool]) -> Iterator[tuple[Any, int, bytes]]:
+        """Messages as they were recorded: connection, time in nanoseconds, bytes. chosen: by topic and type."""
+        connections = [c for c in self._reader.connections if chosen(c.topic, c.msgtype)]
+        if connections:  # the reader takes none for all
+            with _damage_named(self.path):
+                yield from self._reader.messages(connections=connections)
+
     def _cloud_frames(self, topic: str) -> Iterator[BagFrame]:
         for message, recorded in self._messages(topic):
-            yield BagFrame(_stamp(message, recorded), message.header.frame_id, decode_points(message))
+            yield BagFrame(_stamp(message, recorded), message.header.frame_id, decode_points(message), recorded)
 
     def _depth_frames(self, topic: str) -> Iterator[BagFrame]:
         camera = self._camera(topic)
@@ -142,6 +157,7 @@ class Bag:
                 _stamp(message, recorded),
                 message.header.frame_id,
                 depth_to_points(depth, camera),
+                recorded,
             )
 
     def _camera(self, topic: str) -> Camera:

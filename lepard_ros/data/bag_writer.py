@@ -101,7 +101,7 @@ class BagWriter:
     def _put(self, topic: str, stamp_ns: int, message: Any) -> None:
         kind = _TYPES[topic]
         if topic not in self._connections:
-            qos = [_reliable_qos()]
+            qos = [reliable_qos()]
             added = self._writer.add_connection(topic, kind, typestore=self._store, offered_qos_profiles=qos)
             self._connections[topic] = added
         self._writer.write(self._connections[topic], stamp_ns, self._store.serialize_cdr(message, kind))
@@ -176,9 +176,11 @@ class BagWriter:
         return self._new("tf2_msgs/msg/TFMessage", [link])
 
 
-def _reliable_qos() -> Any:
+def reliable_qos(latched: bool = False) -> Any:
+    """The quality of service that a topic of a bag is played with. latched: late subscribers get the last message."""
     from rosbags import interfaces as i
 
+    durability = i.QosDurability.TRANSIENT_LOCAL if latched else i.QosDurability.VOLATILE
     forever = i.QosTime(2147483647, 4294967295)
-    kinds = i.QosReliability.RELIABLE, i.QosDurability.VOLATILE, forever, forever
-    return i.Qos(i.QosHistory.KEEP_LAST, 10, *kinds, i.QosLiveliness.AUTOMATIC, forever, False)
+    kinds = i.QosReliability.RELIABLE, durability, forever, forever
+    return i.Qos(i.QosHistory.KEEP_LAST, 1 if latched else 10, *kinds, i.QosLiveliness.AUTOMATIC, forever, False)

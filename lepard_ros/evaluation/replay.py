@@ -3,7 +3,7 @@
 
 import csv
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,6 +25,7 @@ from lepard_ros.tracking.track import Track, TrackingState
 if TYPE_CHECKING:
     from lepard_ros.matcher import Matcher
 
+Listener = Callable[[BagFrame, Track], None]
 FALSE_POSE = 0.5  # metres: a pose that is further from the truth than this, and was published, is a false one
 EXAMPLES = 4
 STATUS_COLUMNS = (
@@ -84,20 +85,33 @@ def replay_bag(
     every: int = 1,
     ranges: tuple[float, float] = (NEAREST, FARTHEST),
     progress: bool = False,
+    listener: Listener | None = None,
 ) -> Replay:
-    """Track every n-th frame of a topic. ranges: metres from the sensor between which points are used."""
-    total = -(-bag.frame_count(topic) // every)
-    frames = (frame for index, frame in enumerate(bag.frames(topic)) if index % every == 0)
-    frames = tqdm(frames, total=total, desc="replay", unit="frame", disable=not progress)
-    cropped = (frame._replace(points=crop_range(frame.points, *ranges)) for frame in frames)
+    """Track every n-th frame of a topic. ranges: metres from the sensor between which points are used.
+
+    listener: hears of every frame that was tracked, at once.
+    """
     # The truth first: if it cannot be read, that is said before the work and not after it.
     truth = bag.truth(next(bag.frames(topic)).frame_id, truth_topic)
-    replay = _track_all(cropped, tracker, max(total // EXAMPLES, 1))
+    frames = tracked_frames(bag, topic, every, ranges, progress)
+    replay = _track_all(frames, tracker, max(bag.frame_count(topic) // every // EXAMPLES, 1), listener)
     replay.truth = truth
     return replay
 
 
-def _track_all(frames: Iterable[BagFrame], tracker: RigidTracker, example_every: int) -> Replay:
+def tracked_frames(
+    bag: Bag, topic: str, every: int, ranges: tuple[float, float], progress: bool = False
+) -> Iterator[BagFrame]:
+    """Every n-th frame of a topic with the points between two ranges [m], and a bar that says how far it is."""
+    total = -(-bag.frame_count(topic) // every)
+    frames = (frame for index, frame in enumerate(bag.frames(topic)) if index % every == 0)
+    for frame in tqdm(frames, total=total, desc="replay", unit="frame", disable=not progress):
+        yield frame._replace(points=crop_range(frame.points, *ranges))
+
+
+def _track_all(
+    frames: Iterable[BagFrame], tracker: RigidTracker, example_every: int, listener: Listener | None
+) -> Replay:
     """Every frame through the tracker; the node's own guard says which are left out and where the input changed."""
     replay, guard = Replay(), InputGuard()
     for frame in frames:
@@ -115,6 +129,8 @@ def _track_all(frames: Iterable[BagFrame], tracker: RigidTracker, example_every:
         if len(replay.tracks) % example_every == example_every // 2:
             replay.examples += _example(track, frame, tracker)
         replay.tracks.append(track)
+        if listener is not None:
+            listener(frame, track)
     return replay
 
 

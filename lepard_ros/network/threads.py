@@ -16,7 +16,7 @@ QUOTA = Path("/sys/fs/cgroup/cpu.max")  # "<microseconds> <period>" of a contain
 class Threads(NamedTuple):
     """A number of threads, and why it is that one."""
 
-    count: int
+    number: int
     why: str
 
 
@@ -36,14 +36,14 @@ def choose_threads(environment: MutableMapping[str, str] = os.environ) -> Thread
         return Threads(int(given) if given.isdigit() else 1, "as OMP_NUM_THREADS says")
     threads = idle_threads(available_cores(), os.getloadavg()[0])
     for variable in VARIABLES:
-        environment.setdefault(variable, str(threads.count))
+        environment.setdefault(variable, str(threads.number))
     return threads
 
 
 def idle_threads(cores: int, load: float) -> Threads:
     """The threads that help on so many cores with so many busy processes: more than are idle only take turns."""
-    count = max(1, min(round(cores - load), MAX_THREADS))
-    return Threads(count, f"of {cores} cores, with a load of {load:.1f}; OMP_NUM_THREADS sets another number")
+    number = max(1, min(round(cores - load), MAX_THREADS))
+    return Threads(number, f"of {cores} cores, with a load of {load:.1f}; OMP_NUM_THREADS sets another number")
 
 
 def available_cores(quota: Path = QUOTA) -> int:

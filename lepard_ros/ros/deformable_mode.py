@@ -35,11 +35,18 @@ class DeformableMode:
 
     coarse_grid: float | None = None  # the model would learn the coarse cloud
 
-    def __init__(self, matcher: Any, settings: NodeSettings, plan: FramePlan, description: str = "") -> None:
-        """Start without a model: the first cloud becomes it."""
+    def __init__(
+        self,
+        matcher: Any,
+        settings: NodeSettings,
+        plan: FramePlan,
+        description: str = "",
+        tracker: DeformableTracker | None = None,
+    ) -> None:
+        """Start without a model: the first cloud becomes it. tracker: one that somebody else feeds, not an own one."""
         self.description = description
         self._settings, self._plan = settings, plan
-        self._tracker = DeformableTracker(matcher, DeformableSettings(max_range=settings.max_range))
+        self._tracker = tracker or DeformableTracker(matcher, DeformableSettings(max_range=settings.max_range))
         self._model_ns = 0
         self._model_due_ns = 0
 
@@ -49,7 +56,10 @@ class DeformableMode:
 
     def process(self, frame: Frame, wanted: set[str]) -> Result:
         """Warp the model to the cloud, and say what came of it."""
-        track = self._tracker.process(frame.points, frame.stamp_ns * 1e-9)
+        return self.report(self._tracker.process(frame.points, frame.stamp_ns * 1e-9), frame, wanted)
+
+    def report(self, track: DeformableTrack, frame: Frame, wanted: set[str]) -> Result:
+        """What is said of a cloud that was tracked."""
         if track.reset:
             self._model_ns, self._model_due_ns = frame.stamp_ns, 0
         outputs = self._warp_outputs(track, frame, wanted) if track.warp is not None else []

@@ -56,13 +56,17 @@ class RigidMode:
         plan: FramePlan,
         description: str = "",
         closes_loops: bool = True,
+        tracker: RigidTracker | None = None,
     ) -> None:
-        """Start with an empty map, or with the one that `map_file` names. closes_loops: if the settings do, too."""
+        """Start with an empty map, or with the one that `map_file` names. closes_loops: if the settings do, too.
+
+        tracker: one that is fed elsewhere and only reported here, in place of an own one.
+        """
         self._closes_loops = closes_loops
         self.description = description
         self._settings, self._plan, self._matcher = settings, plan, matcher
-        self.coarse_grid: float | None = COARSER * (matcher.settings.grid or matcher.config.grid)
-        self._tracker = self._make_tracker()
+        self.coarse_grid: float | None = COARSER * (matcher.settings.grid or matcher.network_grid)
+        self._tracker = tracker or self._make_tracker()
         self._keyframe_stamps: dict[int, int] = {}
         self._map_due_ns = 0
         self._map_changed = len(self._tracker.keyframes) > 0
@@ -82,6 +86,10 @@ class RigidMode:
         # The anchor's child is odom_frame then: its transform is the other odometry's word on where the sensor is.
         odometry = invert(anchor.sensor_from_child) if self._settings.prediction == "odom" else None
         track = self._tracker.process(frame.points, frame.stamp_ns * 1e-9, odometry)
+        return self.report(track, frame, anchor, wanted)
+
+    def report(self, track: Track, frame: Frame, anchor: Anchor, wanted: set[str]) -> Result:
+        """What is said of a cloud that was tracked."""
         self._note_keyframe(track, frame)
         return Result(self._status(track, frame), self._outputs(track, frame, anchor, wanted))
 

@@ -125,18 +125,19 @@ def _run(arguments: list[str], ros_arguments: list[str]) -> int:
         args = parser.parse_args(arguments[1:])
         args.ros_arguments = ros_arguments
         keep_freed_memory()
-        if threads is not None:
+        code = int(module.run(args))
+        if threads is not None:  # after the work: bad input is answered with one sentence and nothing else
             print(_threads_line(threads, getattr(args, "jobs", 1)), file=sys.stderr)
-        return int(module.run(args))
+        return code
     except ModuleNotFoundError as error:
         raise InputError(_missing_module(name, error)) from error
 
 
 def _threads_line(threads: Threads, jobs: int) -> str:
-    """What was chosen. jobs: processes that share the work, each with one thread."""
+    """What was chosen. jobs: processes that shared the work, each with one thread."""
     if jobs > 1:
-        return f"lepard: {jobs} processes of one thread each; --jobs sets another number."
-    return f"lepard: {threads.number} thread{'s' if threads.number > 1 else ''} {threads.why}."
+        return f"lepard: ran in {jobs} processes of one thread each; --jobs sets another number."
+    return f"lepard: ran with {threads.number} thread{'s' if threads.number > 1 else ''} {threads.why}."
 
 
 def _parse_name(arguments: list[str]) -> str | None:

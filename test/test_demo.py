@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from browser import assert_sound
 from lepard_ros.cloud.depth import Camera
 from lepard_ros.demo.pictures import pixels
 from lepard_ros.demo.rigid import measure, table_rows, write_report
@@ -73,6 +74,7 @@ def test_the_page_stands_alone_and_names_every_picture(tmp_path: Path) -> None:
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
         assert str(tmp_path / f"{name}.png") in words
     assert page.count("data:image/png;base64,") == 4
+    assert_sound(tmp_path / "report.html", tmp_path, images=4, rows=5)
     assert "://" not in page
     assert "24 of 26 clouds" in page
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from browser import assert_sound
 from lepard_ros.cloud.depth import Camera
 from lepard_ros.demo.deformable import FRAME_COLUMNS, measure, table_rows, what_went_wrong, write_report
 from lepard_ros.demo.story import Film, FrameNote, NodeRun, RecordedWarps, WarpNote, WarpRun, make_film
@@ -99,6 +100,7 @@ def test_the_page_stands_alone_and_every_cloud_has_its_line(tmp_path: Path) -> N
     assert list(rows[0]) == FRAME_COLUMNS and len(rows) == FRAMES
     assert rows[11]["state"] == "LOST" and rows[11]["error_mean_m"] == "" and rows[12]["error_mean_m"] == ""
     assert float(rows[-1]["error_mean_m"]) < 1e-3
+    assert_sound(tmp_path / "report.html", tmp_path, images=3, rows=5)
 
 
 def test_a_node_that_says_nothing_still_gives_a_page(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from box_room import CAMERA, look, render, sweep
+from browser import assert_sound
 from lepard_ros import cli
 from lepard_ros.data.bag_writer import BagWriter
 from lepard_ros.data.trajectories import Trajectory, compare, interpolate, read_tum, write_tum
@@ -57,11 +58,12 @@ def test_pictures_map_and_summary_are_there(output: Path) -> None:
     assert "ATE RMSE" in text and "100.0 % with a pose" in text and "false poses   0" in text
 
 
-def test_the_page_of_a_replay_stands_alone(output: Path) -> None:
+def test_the_page_of_a_replay_stands_alone(output: Path, tmp_path: Path) -> None:
     page = (output / "page" / "index.html").read_text()
     assert page.count("<img") >= 4 and 'src="data:image/png;base64,' in page and 'src="/' not in page
     for words in ("ATE RMSE", "100.0 % with a pose", "<td>track</td>", "Error, agreement and state"):
         assert words in page
+    assert_sound(output / "page" / "index.html", tmp_path, images=4, rows=5)
 
 
 @pytest.mark.parametrize("kind", ["file", "tf"])

@@ -30,4 +30,4 @@ if [ $# = 0 ]; then
     test/test_replay.py test/test_node_rigid.py test/test_node_frames.py test/test_node_deformable.py \
     test/test_faults_input.py test/test_faults_sequence.py
 fi
-exec python -m pytest -q -p no:cacheprovider "$@"
+python -m pytest -q -p no:cacheprovider "$@"

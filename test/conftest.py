@@ -59,12 +59,6 @@ def probe(node: "NodeProcess") -> "Iterator[Probe]":
         yield connected
 
 
-@pytest.fixture
-def ros_environment() -> dict[str, str]:
-    """Environment variables for a child process of this environment that speaks to this test over DDS."""
-    return dict(os.environ)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the tests marked `slow` last, so that a plain mistake shows within seconds."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)

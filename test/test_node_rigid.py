@@ -225,7 +225,7 @@ def test_deactivate_is_silence_and_activate_goes_on_in_the_same_map(probe: Probe
     assert status.frames_received == 1
 
 
-def test_nothing_is_heard_of_a_cloud_in_work_when_the_node_is_deactivated(probe: Probe, start: int) -> None:
+def test_deactivation_discards_the_cloud_being_processed(probe: Probe, start: int) -> None:
     probe.track(cloud_at(0), start)
     # Takes seconds; a larger cloud would not fit in the memory that Fast DDS shares by default.
     heavy = np.random.default_rng(0).uniform(-4, 4, (35_000, 3)).astype(np.float32)

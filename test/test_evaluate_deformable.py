@@ -22,6 +22,7 @@ from lepard_ros.evaluation.deformable import (
     make_deformable,
     matches_of_warp,
     summarise_deformable,
+    takes_filter,
 )
 from lepard_ros.evaluation.methods import LepardMethod, make_method
 from lepard_ros.matcher import Matcher, MatcherSettings
@@ -124,6 +125,20 @@ def test_the_command_prints_and_resumes(folder: Path, weights: Path, tmp_path: P
     assert "data:image/png" in (tmp_path / "report" / "index.html").read_text()
     assert cli.main([*arguments, "--jobs", "1", "--quiet"]) == 0
     assert len(output.with_suffix(".jsonl").read_text().splitlines()) == 5
+
+
+def test_the_mirror_control_shows_the_mirrored_source_and_puts_matches_back(
+    weights: Path, pair: DeformablePair
+) -> None:
+    plain, control = make_deformable(f"lepard:{weights}"), make_deformable(f"lepard:{weights}+mirrored")
+    reflected = pair.source * np.array([-1.0, 1.0, 1.0])
+    expected = plain.align(reflected, pair.target).matches
+    found = control.align(pair.source, pair.target).matches
+    np.testing.assert_allclose(found.source * np.array([-1.0, 1.0, 1.0]), expected.source)
+    np.testing.assert_allclose(found.target, expected.target)
+    # The sheet is no mirror image of itself, so that the control is another question than the pair.
+    assert not np.array_equal(found.source, plain.align(pair.source, pair.target).matches.source)
+    assert [takes_filter(name) for name in ("lepard:a", "lepard:a+mirrored", "cpd")] == [True, False, False]
 
 
 def test_a_warp_is_fitted_only_when_asked_for(pair: DeformablePair, weights: Path) -> None:

@@ -34,6 +34,7 @@ CPD_POINTS = 1000  # per cloud: the cost grows with the cube
 BASELINES = ("n-icp", "cpd")
 MIRRORED = ("mirrored", "mirrored_by_chance")  # numbers of matches in a record, shares of them in a summary
 FILTERED = "+filter"  # a method's name ends so when its matches went through the consistency vote
+MIRROR_SOURCE = "+mirrored"  # a control: the method sees the mirror image of the source
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,21 @@ class LepardDeformable:
         if warp is None:
             return matches_alone(matches, seconds, cpu_seconds)
         return DeformableResult(matches, warp if warp.ok else None, warp.ok, seconds, cpu_seconds, warp.status.name)
+
+
+class MirroredSource:
+    """A control: the matches of a method that sees the source in a mirror. One that tells left from right finds few."""
+
+    REFLECTION = np.array([-1.0, 1.0, 1.0])  # keeps the sensor at the origin
+
+    def __init__(self, method: DeformableMethod) -> None:
+        self.method = method
+
+    def align(self, source: FloatArray, target: FloatArray) -> DeformableResult:
+        """The matches with the mirrored source (N, 3), put back on the source itself."""
+        result = self.method.align(source * self.REFLECTION, target)
+        matches = result.matches._replace(source=result.matches.source * self.REFLECTION)
+        return matches_alone(matches, result.seconds, result.cpu_seconds)
 
 
 def matches_alone(matches: Matches, seconds: float, cpu_seconds: float) -> DeformableResult:
@@ -154,10 +170,12 @@ def matches_of_warp(warp: WarpFunction, source: FloatArray, target: FloatArray) 
 
 
 def make_deformable(name: str, threshold: float | None = None, register: bool = False) -> DeformableMethod:
-    """The method of that name: "lepard:<weights>", the same with "+filter", n-icp, cpd.
+    """The method of that name: "lepard:<weights>", the same with "+filter", n-icp, cpd; "+mirrored" behind any of them.
 
     threshold: confidence of Lepard's matches (None: the weights' own). register: whether it also fits a warp to them.
     """
+    if name.endswith(MIRROR_SOURCE):
+        return MirroredSource(make_deformable(name.removesuffix(MIRROR_SOURCE), threshold))
     if name.startswith(LEPARD):
         weights = name.removeprefix(LEPARD).removesuffix(FILTERED)
         return LepardDeformable(weights, threshold, name.endswith(FILTERED), register)
@@ -166,6 +184,11 @@ def make_deformable(name: str, threshold: float | None = None, register: bool = 
     if name == "cpd":
         return CoherentPointDrift()
     raise InputError(f"unknown method {name}: choose from lepard:deformable, lepard:<weights>, {', '.join(BASELINES)}.")
+
+
+def takes_filter(name: str) -> bool:
+    """Whether a method of that name gets a second row, of its filtered matches."""
+    return name.startswith(LEPARD) and not name.endswith((FILTERED, MIRROR_SOURCE))
 
 
 def evaluate_deformable(method: DeformableMethod, pair: DeformablePair, mirror: Mirror | None = None) -> Record:
@@ -264,7 +287,7 @@ def run_deformable(
     every = [
         _Job(name, threshold, register, path)
         for method in methods
-        for name in ((method, method + FILTERED) if method.startswith(LEPARD) else (method,))
+        for name in ((method, method + FILTERED) if takes_filter(method) else (method,))
         for threshold in (thresholds if method.startswith(LEPARD) else [None])
         for path in files
     ]

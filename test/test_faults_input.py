@@ -10,7 +10,9 @@ import pytest
 
 pytest.importorskip("rclpy", reason="ROS 2 is not installed here")
 
+from diagnostic_msgs.msg import DiagnosticStatus
 from lepard_ros.msg import TrackingStatus
+from rclpy.qos import QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import PointCloud2
 
 from lepard_ros.ros.conversion import cloud_message
@@ -127,13 +129,32 @@ def test_a_sensor_at_ten_times_the_rate_only_costs_drops(probe: Probe, node: Nod
     assert node.alive()
 
 
-def test_a_silent_sensor_is_reported_with_the_remedy(probe: Probe) -> None:
-    probe.spin(1.5)
+def until_silence_is_named(probe: Probe, seconds: float) -> DiagnosticStatus:
+    """Wait until the diagnostics say that a publisher is matched and nothing came; that entry."""
     probe.heard["diagnostics"].clear()
 
     def silent() -> bool:
         entry = probe.diagnosis(": input")
-        return entry is not None and "nothing came" in entry.message
+        return entry is not None and "A publisher is matched but nothing came" in entry.message
 
-    probe.until(silent, 20)
-    assert "fastdds.xml" in probe.diagnosis(": input").message
+    probe.until(silent, seconds, "for the diagnostics to name the silence")
+    return probe.diagnosis(": input")
+
+
+def test_a_silent_sensor_is_reported_with_the_remedy(probe: Probe) -> None:
+    assert "fastdds.xml" in until_silence_is_named(probe, 20).message
+
+
+def test_clouds_that_the_transport_drops_are_reported_within_seconds(probe: Probe) -> None:
+    """A driver with best effort and Fast DDS's default shared memory: 12 MB do not pass, and nobody gets an error."""
+    received = probe.track(cloud_at(0), next(_stamps)).frames_received
+    best_effort = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
+    driver = probe.node.create_publisher(PointCloud2, "points", best_effort)
+    probe.until(lambda: driver.get_subscription_count() > 0, what="for the driver to be matched")
+    large = np.resize(cloud_at(0).reshape(-1, 3), (1_000_000, 3))
+    for _ in range(3):
+        driver.publish(cloud_message(large, next(_stamps), "camera"))
+        probe.spin(0.5)
+    counted = {pair.key: pair.value for pair in until_silence_is_named(probe, 6).values}
+    probe.node.destroy_publisher(driver)
+    assert int(counted["received"]) == received, "12 MB pass here: there was nothing to report"

@@ -14,6 +14,7 @@ pytest.importorskip("rclpy", reason="ROS 2 is not installed here")
 
 from lepard_ros.msg import TrackingStatus
 
+from lepard_ros.ros.conversion import stamp_to_ns
 from node_harness import STEP_NS, NodeProcess, Probe, cloud_at, patience, untrained_weights
 
 pytestmark = pytest.mark.slow
@@ -195,3 +196,30 @@ def test_two_nodes_of_one_name_are_reported() -> None:
 
         probe.until(said, 90)
         assert "2 nodes have this name" in probe.diagnosis(": tracking").message
+
+
+def test_without_open3d_the_node_tracks_relocalises_and_publishes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A robot without Open3D: only loops and cloud files need it, and the log says so."""
+    (tmp_path / "open3d.py").write_text("raise ModuleNotFoundError('not on this robot', name='open3d')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+    with NodeProcess(weights="rigid", keyframe_distance=0.1, map_directory=str(tmp_path)) as node, Probe() as probe:
+        probe.connect()
+        assert "Loops are not closed: Open3D is missing" in node.log()
+        stamp = time.time_ns()
+        for step in range(5):
+            stamp += STEP_NS
+            assert probe.track(cloud_at(2 * step), stamp).state == TrackingStatus.OK
+        for _ in range(4):  # longer than the motion so far is a guess
+            stamp += 6 * STEP_NS
+            assert probe.track(np.full((4, 5, 3), np.nan, np.float32), stamp).state == TrackingStatus.LOST
+        states = []
+        for _ in range(3):
+            stamp += STEP_NS
+            states.append(probe.track(cloud_at(2), stamp).state)
+        assert TrackingStatus.RELOCALISED in states and states[-1] in (TrackingStatus.RELOCALISED, TrackingStatus.OK)
+        probe.until(lambda: stamp_to_ns(probe.heard["odometry"][-1].header.stamp) == stamp)
+        probe.until(lambda: stamp_to_ns(probe.transforms()["map", "camera"][-1].header.stamp) == stamp)
+        assert probe.call("save").success
+        assert node.alive()

@@ -4,6 +4,8 @@
 import ast
 import importlib.util
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -156,6 +158,19 @@ def test_the_real_launch_runs_the_node() -> None:
     )
     assert service.run() == 0
     assert os.environ["FASTDDS_DEFAULT_PROFILES_FILE"].endswith("fastdds.xml")
+
+
+@pytest.mark.slow
+def test_launch_testing_sees_the_node_track_and_end_cleanly() -> None:
+    """By its own runner, since its plugin for pytest does not know pytest 9."""
+    pytest.importorskip("launch_testing", reason="launch_testing is not installed here")
+    pytest.importorskip("launch_ros", reason="launch and launch_ros are not installed here")
+    prefixes = os.pathsep.join(filter(None, [os.environ.get("AMENT_PREFIX_PATH"), sys.prefix]))
+    command = [sys.executable, "-m", "launch_testing.launch_test", str(ROOT / "test/launch/robot.launch_test.py")]
+    result = subprocess.run(
+        command, env={**os.environ, "AMENT_PREFIX_PATH": prefixes}, capture_output=True, text=True, timeout=600
+    )
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
 
 
 def _shutdown(event: type) -> object:

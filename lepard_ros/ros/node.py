@@ -449,8 +449,9 @@ class LepardNode(LifecycleNode):
         return response
 
     # ---- parameters ----
+    # Parameter[...] stands in quotes: it is no generic class in the rclpy of Jazzy.
 
-    def set_parameters_atomically(self, parameter_list: list[Parameter[Any]]) -> SetParametersResult:
+    def set_parameters_atomically(self, parameter_list: "list[Parameter[Any]]") -> SetParametersResult:
         """What every request to set parameters goes through. Checked here and not in a callback, since rclpy's own
         checks come before callbacks and say less: neither the nearest names nor the type that is wanted."""
         try:
@@ -459,7 +460,7 @@ class LepardNode(LifecycleNode):
             return SetParametersResult(successful=False, reason=str(error))
         return super().set_parameters_atomically(parameter_list)
 
-    def _take_parameters(self, parameters: list[Parameter[Any]]) -> None:
+    def _take_parameters(self, parameters: "list[Parameter[Any]]") -> None:
         if any(one.name in settings_fields() for one in parameters):
             self.settings = read_settings(self)
             self._guard.change_after = self.settings.change_after

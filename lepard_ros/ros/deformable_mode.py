@@ -1,7 +1,6 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Deformable mode: how a bending thing before the sensor has moved since it was first seen, as a warp."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,15 +10,28 @@ from visualization_msgs.msg import MarkerArray
 from lepard_ros.errors import InputError
 from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.msg import Correspondences, DeformationGraph, TrackingStatus
+from lepard_ros.registration.deformable.foreground import ForegroundSettings
 from lepard_ros.ros import conversion
 from lepard_ros.ros.conversion import Frame
 from lepard_ros.ros.frames import FramePlan
 from lepard_ros.ros.markers import graph_markers
 from lepard_ros.ros.modes import LATCHED, Output, Result, Topic
-from lepard_ros.ros.parameters import NodeSettings
+from lepard_ros.ros.parameters import NodeSettings, parse_box
 from lepard_ros.ros.status import status_message
 from lepard_ros.ros.warp_message import warp_message
 from lepard_ros.tracking.deformable import DeformableSettings, DeformableTrack, DeformableTracker
+
+
+def tracker_settings(settings: NodeSettings) -> DeformableSettings:
+    """What the node's parameters mean for the tracker."""
+    planes, gap = settings.min_plane_area, settings.part_gap
+    body = ForegroundSettings(min_plane_area=planes, gap=gap, box=parse_box(settings.foreground_box))
+    return DeformableSettings(
+        max_range=settings.max_range,
+        foreground=body if settings.foreground == "body" else None,
+        background_clouds=settings.match_delay,
+        threaded=True,
+    )
 
 
 class DeformableMode:
@@ -46,7 +58,7 @@ class DeformableMode:
         """Start without a model: the first cloud becomes it. tracker: one that somebody else feeds, not an own one."""
         self.description = description
         self._settings, self._plan = settings, plan
-        self._tracker = tracker or DeformableTracker(matcher, DeformableSettings(max_range=settings.max_range))
+        self._tracker = tracker or DeformableTracker(matcher, tracker_settings(settings))
         self._model_ns = 0
         self._model_due_ns = 0
 
@@ -70,7 +82,7 @@ class DeformableMode:
     def apply(self, settings: NodeSettings) -> None:
         """Take over parameters that changed while running."""
         self._settings = self._plan.settings = settings
-        self._tracker.settings = dataclasses.replace(self._tracker.settings, max_range=settings.max_range)
+        self._tracker.settings = tracker_settings(settings)
 
     def reset(self) -> None:
         """Forget the model."""

@@ -13,6 +13,7 @@ from typing import Any
 from lepard_ros.cloud.ranges import FARTHEST, NEAREST
 from lepard_ros.errors import InputError
 
+DEFORMABLE_DELAY = 1  # clouds: the second thread is done with one by the next
 # Parameters that rclpy declares for every node.
 _OF_EVERY_NODE = {"use_sim_time", "start_type_description_service"}
 
@@ -138,6 +139,32 @@ class NodeSettings:
     max_turn: float = _option(180.0, "What the sensor can do [degrees/s].", low=1.0, high=3600.0, live=True)
     loop_closures: bool = _option(True, "Correct the keyframes when an old place is seen again.")
 
+    # Deformable mode: the body and the room behind it.
+    foreground: str = _option(
+        "body",
+        "body: large planes are the room, and of the rest the part that fills most of the view is followed; "
+        "all: the whole cloud is.",
+        choices=("body", "all"),
+        live=True,
+    )
+    foreground_box: str = _option(
+        "",
+        "Region of interest in the sensor's frame: lowest and highest corner, six numbers [m]; empty: everything.",
+        live=True,
+    )
+    min_plane_area: float = _option(
+        1.0, "A plane of this area is a wall, a floor or a table top [m^2].", low=0.05, high=100.0, live=True
+    )
+    part_gap: float = _option(
+        0.1, "Parts of the body are not farther apart than this [m].", low=0.03, high=1.0, live=True
+    )
+    match_delay: int = _option(
+        DEFORMABLE_DELAY,
+        "Clouds after which the matches of one come in, from a second thread; 0: each cloud waits for its own.",
+        low=0,
+        high=100,
+    )
+
     # What goes out.
     map_spacing: float = _option(0.05, "Distance of the points of ~/map [m].", low=0.005, high=10.0, live=True)
     map_period: float = _option(5.0, "Least time between two ~/map messages [s].", low=0.1, high=3600.0, live=True)
@@ -190,10 +217,24 @@ def check_together(settings: NodeSettings) -> None:
     taken = [name for name in (settings.map_frame, settings.odom_frame, settings.base_frame) if name]
     if not settings.map_frame or len(set(taken)) != len(taken):
         raise InputError("map_frame must be set, and map_frame, odom_frame and base_frame must differ from each other.")
+    parse_box(settings.foreground_box)
     if settings.prediction == "odom" and not settings.odom_frame:
         raise InputError("prediction is odom but odom_frame is empty; set odom_frame to the odometry's frame.")
     if not settings.mapping and not settings.map_file:
         raise InputError("mapping is false but map_file is empty; name the map to localise in.")
+
+
+def parse_box(text: str) -> tuple[tuple[float, float, float], tuple[float, float, float]] | None:
+    """The two corners of `foreground_box`, or None if it is empty; raises InputError if it is no box."""
+    if not text.strip():
+        return None
+    try:
+        x, y, z, right, top, far = (float(part) for part in text.replace(",", " ").split())
+    except ValueError:
+        raise InputError(f"foreground_box must be six numbers, x y z of two corners, not {text!r}.") from None
+    if not (x < right and y < top and z < far):
+        raise InputError(f"foreground_box must name the lowest corner first, then the highest, not {text!r}.")
+    return (x, y, z), (right, top, far)
 
 
 def declare_settings(node: Any) -> NodeSettings:

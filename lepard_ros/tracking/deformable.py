@@ -5,29 +5,48 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 
 from lepard_ros.errors import InputError
 from lepard_ros.geometry.arrays import BoolArray, FloatArray
-from lepard_ros.geometry.rigid_motion import kabsch, rotation_angle
+from lepard_ros.geometry.rigid_motion import move
 from lepard_ros.registration.deformable.fit import NonrigidSettings
 from lepard_ros.registration.deformable.foreground import ForegroundSettings, camera_motion, find_foreground
 from lepard_ros.registration.deformable.graph import finite_points
-from lepard_ros.registration.deformable.match_filter import FilterSettings, chosen, weigh_matches
-from lepard_ros.registration.deformable.nonrigid import matched_normals, solve_nonrigid
+from lepard_ros.registration.deformable.match_filter import FilterSettings
+from lepard_ros.registration.deformable.nonrigid import solve_nonrigid
 from lepard_ros.registration.deformable.surface_contact import thinned_surface
 from lepard_ros.registration.deformable.warp import Warp
-from lepard_ros.registration.types import NO_MATCHES, Matches, StageClock, Surface
-from lepard_ros.tracking.model import CanonicalModel, Change, Imprint, ModelSettings, imprint, thin
+from lepard_ros.registration.types import NO_MATCHES, Matches, StageClock
+from lepard_ros.tracking.background import Background
+from lepard_ros.tracking.model import CanonicalModel, Change, Imprint, ModelSettings, thin
+from lepard_ros.tracking.sights import (
+    RESTING,
+    Live,
+    Sight,
+    Study,
+    View,
+    carried_on,
+    degrees_between,
+    drift_between,
+    median_motion,
+    most_redundant,
+    rigid_motion,
+    sight_of,
+    study,
+)
 from lepard_ros.tracking.track import TrackingState
 
 if TYPE_CHECKING:
-    from lepard_ros.matcher import EncodedCloud, Matcher
+    from lepard_ros.matcher import Matcher
 
 MIN_POINTS = 200  # of a cloud on the model's grid
-# Keyframes, seen from the most similar side, that a cloud is matched with besides the last cloud; all once it is lost.
+# Keyframes, seen from the most similar side, that a cloud is matched with besides the last view; all once it is lost.
 MATCHED_KEYFRAMES = 2
-FOLLOW_SECONDS, FOLLOW_OVERLAP = 0.5, 0.7  # limits of following without matches, see `DeformableSettings.follower`
+FADING = 0.9  # of the support that the last matches gave, with every cloud that is only followed
+# Limits of following without matches: seconds since the last accepted cloud, least share of the cloud on the model, and
+# most of the model that may lie inside out (where limbs pass each other) or in free space.
+FOLLOW_SECONDS, MIN_FOLLOWED_COVER, MAX_FOLLOWED_FLIP, MAX_FOLLOWED_CONFLICT = 0.5, 0.7, 0.25, 0.1
+MAX_JUMP = 0.1  # metres: the median node does not leave its predicted place farther than this within FOLLOW_SECONDS
 
 
 @dataclass(frozen=True)
@@ -38,17 +57,20 @@ class DeformableSettings:
     keyframe_motion, keyframe_degrees: mean motion and turn of the model, since every keyframe, that makes a new one.
     min_overlap: share of the warped model on the live cloud. max_rejections: clouds in a row that may be refused
     before the model restarts.
-    follower: the solver for a cloud whose matches do not suffice; it goes on from the last warp to the nearest surface,
-    which only sees small motions and no sliding. So it runs at most FOLLOW_SECONDS after the last accepted cloud
-    and for at most max_followed clouds in a row, and believed only with FOLLOW_OVERLAP of the model on the cloud.
-    max_range: points beyond are left out. foreground: how the body is told
-    from the room, or None to take the whole cloud.
+    follower: the solver without matches; it goes on from the last warp to the nearest surface, which only sees small
+    motions and no sliding. So it runs within FOLLOW_SECONDS of the last accepted cloud, and for at most max_followed
+    clouds in a row.
+    background_clouds: 0 matches every cloud before it is warped. Else the follower keeps the sensor's pace, and a
+    second worker matches one cloud at a time: so many clouds later the model learns from that one, and the last warp is
+    corrected. threaded: whether the worker is a thread (a live sensor) or works at once (a replay, the same warps).
+    max_range: points beyond are left out. foreground: how the body is told from the room, or None to take the whole
+    cloud.
     """
 
     model: ModelSettings = field(default_factory=ModelSettings)
     solver: NonrigidSettings = field(default_factory=lambda: NonrigidSettings(iterations=10, max_seconds=10.0))
     follower: NonrigidSettings = field(
-        default_factory=lambda: NonrigidSettings(surface_reach=0.06, iterations=10, max_seconds=10.0)
+        default_factory=lambda: NonrigidSettings(surface_reach=0.06, iterations=6, tolerance=0.02, max_seconds=10.0)
     )
     filter: FilterSettings = field(default_factory=FilterSettings)
     foreground: ForegroundSettings | None = field(default_factory=ForegroundSettings)
@@ -59,6 +81,8 @@ class DeformableSettings:
     max_rejections: int = 10
     max_followed: int = 10
     max_range: float = float("inf")
+    background_clouds: int = 0
+    threaded: bool = False
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
@@ -100,23 +124,33 @@ class DeformableTrack:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-class _Live(NamedTuple):
-    """A cloud without its background: points (N, 3), the same thinned with normals, the background (M, 3)."""
+class _Found(NamedTuple):
+    """A warp to the live cloud, what found it, the matches it rests on, and what the model learnt with it."""
 
-    points: FloatArray
-    surface: Surface
-    background: FloatArray
-    cloud: "EncodedCloud"
-    stamp: float
+    warp: Warp
+    method: str
+    matches: Matches = NO_MATCHES
+    inliers: BoolArray = np.zeros(0, dtype=bool)
+    change: Change = Change()
+    keyframe: bool = False
 
 
-class _Sight(NamedTuple):
-    """A past cloud and where the model lay in it: nodes (n, 3) there, and the turn (3, 3) of the whole model."""
+class _Examined(NamedTuple):
+    """What matching says about a cloud: the warp to it, or the reason to refuse that one."""
 
-    live: _Live
-    imprint: Imprint
-    nodes: FloatArray
-    turn: FloatArray
+    live: Live
+    study: Study
+    warp: Warp
+    reason: str
+
+
+class _News(NamedTuple):
+    """What the model learnt from a past cloud since the last one. then: where it lay there."""
+
+    examined: _Examined
+    then: Imprint
+    change: Change
+    keyframe: bool
 
 
 class DeformableTracker:
@@ -125,42 +159,47 @@ class DeformableTracker:
     def __init__(self, matcher: "Matcher", settings: DeformableSettings | None = None) -> None:
         """matcher: with weights for deformable scenes."""
         self.matcher, self.settings = matcher, settings or DeformableSettings()
+        self._background = Background(self.settings.threaded, self.settings.background_clouds)
         self.reset()
 
     def reset(self) -> None:
         """Forget the model; the next cloud begins a new one."""
         self.model: CanonicalModel | None = None
-        self._keyframes: list[_Sight] = []
-        self._last: _Sight | None = None
+        self._background.drop()
+        self._keyframes: list[View] = []
+        self._studied: View | None = None
+        self._last: Sight | None = None
+        self._warp: Warp | None = None  # to the last accepted cloud
+        self._warp_then: Warp | None = None  # to the cloud that the second worker has
+        self._news: _News | None = None
+        self._drift = RESTING
         self._rejected, self._followed = 0, 0
         self._model_stamp = 0.0
 
     def process(self, points: FloatArray, stamp: float) -> DeformableTrack:
         """Warp the model to a live cloud, (N, 3) or organised (H, W, 3) with NaN, and let it learn from it."""
         clock = StageClock()
+        self._background.next_cloud()
+        clock.stop("learn")
         body, background = self._split(points)
         clock.stop("foreground")
         if len(body) < MIN_POINTS:
             return self._refused(stamp, "the cloud has too few points", clock)
-        surface = thinned_surface(body, self.settings.model.graph.coverage / 3)
-        live = _Live(body, surface, background, self.matcher.encode(body), stamp)
-        clock.stop("encode")
+        live = Live(body, thinned_surface(body, self.settings.model.graph.coverage / 3), background, stamp)
         if self.model is None:
             return self._begin(live, clock)
-        matches = self._find_matches(live)
-        clock.stop("match")
-        warp, method = self._solve(live, matches), "lepard"
-        reason = self._reason_to_refuse(warp)
-        if reason:
-            followed = self._follow(live)
-            if followed is None:
-                clock.stop("warp")
-                return self._refused(stamp, reason, clock, live, matches, warp)
-            warp, matches, method = followed, NO_MATCHES, "nicp"
-        clock.stop("warp")
-        change = self.model.update(warp, live.points)
-        clock.stop("fuse")
-        return replace(self._accept(live, matches, warp, change, clock), method=method)
+        camera = self._camera_motion(live)
+        before, predicted = self._warp, self._predicted(live, camera)
+        assert before is not None
+        clock.stop("predict")
+        found = self._follow_first(live, predicted)
+        clock.stop("follow")
+        if found is None:
+            found = self._match_first(live, predicted, clock)
+        if isinstance(found, DeformableTrack):
+            return found
+        self._drift = drift_between(before, found.warp, camera, self._elapsed(live))
+        return self._accept(live, found, clock)
 
     def _split(self, points: FloatArray) -> tuple[FloatArray, FloatArray]:
         """The body (N, 3), thinned, and the background (M, 3) of a cloud."""
@@ -174,128 +213,204 @@ class DeformableTracker:
         body = find_foreground(finite, self.settings.foreground, last)
         return thin(finite[body], self.settings.model.spacing / 2), finite[~body]
 
-    def _begin(self, live: _Live, clock: StageClock) -> DeformableTrack:
+    def _begin(self, live: Live, clock: StageClock) -> DeformableTrack:
         """Make the live cloud the model."""
         self.reset()
         self.model, self._model_stamp = CanonicalModel(live.points, self.settings.model), live.stamp
         if not self.model.graph.active.any():
             self.model = None
             return self._refused(live.stamp, "the cloud has no connected surface that is large enough", clock)
-        self._remember(live, keyframe=True)
         clock.stop("fuse")
-        track = self._report(live.stamp, TrackingState.OK, "the model begins here", clock, self.model.warp, reset=True)
+        self._warp, self._last = self.model.warp, sight_of(live, self.model, self.model.warp)
+        self._add_view(View(self._last, self._background.run(lambda: self.matcher.encode(live.points))))
+        clock.stop("encode")
+        track = self._report(live.stamp, TrackingState.OK, "the model begins here", clock, self._warp, reset=True)
         return replace(track, method="lepard", background=len(live.background))
 
-    def _find_matches(self, live: _Live) -> Matches:
-        """Matches from the rest shape to the live cloud, over the last cloud and the keyframes, weighed each."""
-        sights = self._sights_to_match()
-        found = self.matcher.match_many(live.cloud, [sight.live.cloud for sight in sights])
-        parts = [self._to_rest(matches, sight, live) for matches, sight in zip(found, sights, strict=True)]
-        return Matches(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-
-    def _sights_to_match(self) -> list[_Sight]:
-        """The last cloud and the keyframes seen from the most similar side; all of them once the body is lost."""
+    def _camera_motion(self, live: Live) -> FloatArray:
+        """(4, 4): how the room has moved before the camera since the last accepted cloud."""
         assert self._last is not None
-        last = self._last
-        ranked = sorted(self._keyframes, key=lambda sight: _degrees_between(sight.turn, last.turn))
-        sights = ranked if self._rejected else [last, *ranked[:MATCHED_KEYFRAMES]]
-        return list({id(sight.live): sight for sight in sights}.values())
+        return camera_motion(self._last.live.background, live.background)
 
-    def _to_rest(self, matches: Matches, sight: _Sight, live: _Live) -> Matches:
-        """Matches live -> past cloud, weighed, turned round and carried back to the rest shape."""
-        turned = Matches(*(np.asarray(part, float) for part in (matches.target, matches.source, matches.confidence)))
-        if not len(turned.confidence):
-            return turned
-        normals = matched_normals(turned, sight.live.surface, live.surface)
-        weighed = weigh_matches(turned, self.settings.filter, normals)
-        rest, near = sight.imprint.to_rest(weighed.source, 2 * self.settings.model.graph.coverage)
-        return chosen(weighed._replace(source=rest), near)
+    def _elapsed(self, live: Live) -> float:
+        """Seconds since the last accepted cloud."""
+        assert self._last is not None
+        return live.stamp - self._last.live.stamp
 
-    def _predicted(self, live: _Live) -> Warp:
-        """The last warp, moved on by the camera's own motion as the background shows it."""
-        assert self.model is not None and self._last is not None
-        if not len(self._last.live.background) or not len(live.background):
-            return self.model.warp
-        return self.model.warp.moved_by(camera_motion(self._last.live.background, live.background))
+    def _predicted(self, live: Live, camera: FloatArray) -> Warp:
+        """The last warp, moved on as the body moved last, and as the camera (4, 4) moved since."""
+        assert self._warp is not None
+        warp, elapsed = self._warp, self._elapsed(live)
+        if not 0 < elapsed <= FOLLOW_SECONDS:
+            return warp.moved_by(camera)
+        return warp.moved_by(self._drift.over(elapsed, move(camera, warp.moved_nodes)) @ camera)
 
-    def _solve(self, live: _Live, matches: Matches) -> Warp:
-        """The warp to the live cloud by the matches, begun at the last warp; if that is refused, begun at the matches.
+    # ---- following: the last warp goes on, while a second worker matches one cloud at a time ----
 
-        After a refused cloud the last warp is old, and the matches come first.
+    def _follow_first(self, live: Live, predicted: Warp) -> _Found | None:
+        """The warp that goes on from the last one; None where only matches of this very cloud can help."""
+        if not self.settings.background_clouds or self._rejected:
+            return None
+        news, self._news = self._news, None
+        starts = not len(self._background)
+        if starts:
+            views = self._views_to_match()
+            self._background.submit(lambda: self._examine(live, predicted, views), self._take_in)
+        warp = self._followed_warp(live, predicted)
+        if starts:
+            self._warp_then = warp
+        if warp is None or news is None:
+            return None if warp is None else _Found(warp, "nicp")
+        matches, agrees = news.examined.study.matches, news.examined.warp.match_inliers
+        matches, carried = carried_on(matches, news.then, warp, self._reach)
+        return _Found(warp, "lepard", matches, agrees[carried], news.change, news.keyframe)
+
+    def _followed_warp(self, live: Live, predicted: Warp) -> Warp | None:
+        """The warp from the predicted one to the nearest surface, without matches, or None if it cannot be trusted.
+
+        Its support is that of the last matches, which fades with every cloud.
         """
         assert self.model is not None
-        model, predicted = self.model, self._predicted(live)
+        settings, model = self.settings, self.model
+        if self._elapsed(live) > FOLLOW_SECONDS or self._followed >= settings.max_followed:
+            return None
+        warp = solve_nonrigid(model.graph, model.surface, live.surface, None, settings.follower, predicted)
+        return replace(warp, support=FADING * predicted.support) if warp.ok and self._explains(warp) else None
+
+    def _explains(self, warp: Warp) -> bool:
+        """Whether a followed model lies under the live cloud, and nowhere where the sensor looked through."""
+        known = warp.evidence
+        return (
+            known is not None
+            and known.covered >= MIN_FOLLOWED_COVER
+            and known.conflict <= MAX_FOLLOWED_CONFLICT
+            and known.flip <= MAX_FOLLOWED_FLIP
+        )
+
+    def _take_in(self, examined: _Examined) -> None:
+        """Let the model learn from a past cloud, and put the last warp right by what its matches said."""
+        if examined.reason or self._warp is None or self._warp_then is None:
+            return
+        since = rigid_motion(self._warp_then.moved_nodes, self._warp.moved_nodes)
+        view, change, keyframe = self._learn(examined)
+        self._warp = self._warp.moved_by(since)
+        self._news = _News(examined, view.sight.imprint, change, keyframe)
+
+    # ---- matching: this very cloud is matched, and tracking waits for it ----
+
+    def _match_first(self, live: Live, predicted: Warp, clock: StageClock) -> "_Found | DeformableTrack":
+        """The warp by matches of this cloud, or by the nearest surface if they do not suffice, or why there is none."""
+        self._background.drop()
+        views = self._views_to_match()
+        examined = self._background.run(lambda: self._examine(live, predicted, views))
+        clock.stop("match")
+        followed = self._followed_warp(live, predicted) if examined.reason else None
+        clock.stop("follow again")
+        if followed is not None:
+            return _Found(followed, "nicp")
+        matches, inliers = examined.study.matches, examined.warp.match_inliers
+        if examined.reason:
+            return self._refused(live.stamp, examined.reason, clock, live, matches, examined.warp)
+        _, change, keyframe = self._learn(examined)
+        clock.stop("fuse")
+        assert self._warp is not None
+        warp = replace(self._warp, overlap=examined.warp.overlap, residual=examined.warp.residual)
+        return _Found(warp, "lepard", matches, inliers, change, keyframe)
+
+    def _examine(self, live: Live, predicted: Warp, views: list[View]) -> _Examined:
+        """Match a cloud and warp the model to it. The second worker's part: it changes nothing."""
+        found = study(self.matcher, live, views, self.settings.filter, self._reach)
+        warp = self._solve(live, predicted, found.matches)
+        return _Examined(live, found, warp, self._reason_to_refuse(warp, self._expected(live, predicted)))
+
+    def _learn(self, examined: _Examined) -> tuple[View, Change, bool]:
+        """Let the model learn from a cloud; the cloud as a view, what changed, and whether it is a keyframe."""
+        assert self.model is not None
+        change = self.model.update(examined.warp, examined.live.points)
+        self._warp, self._followed = self.model.warp, 0
+        view = View(sight_of(examined.live, self.model, self._warp), examined.study.cloud)
+        return view, change, self._add_view(view)
+
+    @property
+    def _reach(self) -> float:
+        """Metres from the model, within which a matched point belongs to it."""
+        return 2 * self.settings.model.graph.coverage
+
+    def _views_to_match(self) -> list[View]:
+        """The last view and the keyframes seen from the most similar side; all of them once the body is lost."""
+        assert self._last is not None and self._studied is not None
+        last = self._last
+        ranked = sorted(self._keyframes, key=lambda view: degrees_between(view.sight.turn, last.turn))
+        views = ranked if self._rejected else [self._studied, *ranked[:MATCHED_KEYFRAMES]]
+        return list({id(view.cloud): view for view in views}.values())
+
+    def _solve(self, live: Live, predicted: Warp, matches: Matches) -> Warp:
+        """The warp to the live cloud by the matches, begun where it is predicted; if that is refused, at the matches.
+
+        After a refused cloud the prediction is old, and the matches come first.
+        """
+        assert self.model is not None
+        model = self.model
         starts = (predicted, None) if self._rejected == 0 else (None, predicted)
         for start in starts:
             warp = solve_nonrigid(model.graph, model.surface, live.surface, matches, self.settings.solver, start)
-            if not self._reason_to_refuse(warp):
+            if not self._reason_to_refuse(warp, self._expected(live, predicted)):
                 break
         return warp
 
-    def _follow(self, live: _Live) -> Warp | None:
-        """The warp from the last one to the nearest surface, without matches, or None where that cannot be trusted."""
-        assert self.model is not None and self._last is not None
-        settings, model = self.settings, self.model
-        if live.stamp - self._last.live.stamp > FOLLOW_SECONDS or self._followed >= settings.max_followed:
-            return None
-        start = self._predicted(live)
-        warp = solve_nonrigid(model.graph, model.surface, live.surface, None, settings.follower, start)
-        known = warp.evidence
-        return warp if warp.ok and known is not None and known.overlap >= FOLLOW_OVERLAP else None
+    def _expected(self, live: Live, predicted: Warp) -> Warp | None:
+        """Where the body must be, roughly; None if it was not seen for too long to say."""
+        return predicted if self._elapsed(live) <= FOLLOW_SECONDS else None
 
-    def _reason_to_refuse(self, warp: Warp) -> str:
+    def _reason_to_refuse(self, warp: Warp, expected: Warp | None) -> str:
         """Why a warp is not believed, or an empty string."""
         if not warp.ok:
             return warp.status.value
         if warp.overlap < self.settings.min_overlap:
             return f"only {warp.overlap:.0%} of the warped model lies on the cloud"
-        return ""
+        jump = 0.0 if expected is None else median_motion(expected, warp)
+        return f"the body would have jumped by {100 * jump:.0f} cm" if jump > MAX_JUMP else ""
 
-    def _accept(self, live: _Live, matches: Matches, warp: Warp, change: Change, clock: StageClock) -> DeformableTrack:
+    def _accept(self, live: Live, found: _Found, clock: StageClock) -> DeformableTrack:
         assert self.model is not None
         state = TrackingState.OK if self._rejected == 0 else TrackingState.RELOCALISED
         self._rejected = 0
-        self._followed = 0 if len(matches.confidence) else self._followed + 1
-        keyframe = self._remember(live, self._followed == 0 and self._sees_a_new_side())
+        self._followed = self._followed + 1 if found.method == "nicp" else 0
+        self._warp, self._last = found.warp, sight_of(live, self.model, found.warp)
+        change = found.change
         reason = f"{change.cut} edges were torn and are cut" if change.cut else "the warp is known"
-        track = self._report(live.stamp, state, reason, clock, self.model.warp, matches, warp.match_inliers)
+        track = self._report(live.stamp, state, reason, clock, found.warp, found.matches, found.inliers)
         return replace(
             track,
+            method=found.method,
             change=change,
-            new_keyframe=keyframe,
-            overlap=warp.overlap,
-            residual=warp.residual,
+            new_keyframe=found.keyframe,
+            overlap=found.warp.overlap,
+            residual=found.warp.residual,
             cut_edges=change.cut,
             background=len(live.background),
         )
 
-    def _remember(self, live: _Live, keyframe: bool) -> bool:
-        """Keep the cloud as the last one, and as a keyframe; of too many keyframes the most redundant one goes."""
-        assert self.model is not None
-        warp = self.model.warp
-        self._last = _Sight(live, imprint(self.model), warp.moved_nodes, _turn_of(warp))
-        if keyframe:
-            self._keyframes.append(self._last)
-            if len(self._keyframes) > self.settings.max_keyframes:
-                del self._keyframes[_most_redundant(self._keyframes)]
-        return keyframe
+    def _add_view(self, view: View) -> bool:
+        """Keep a view as the last one, and as a keyframe if it shows a new side; whether it does.
 
-    def _sees_a_new_side(self) -> bool:
-        """Whether the model has moved or turned since every keyframe."""
-        assert self.model is not None
-        nodes, turn = self.model.warp.moved_nodes, _turn_of(self.model.warp)
-        return all(
-            _mean_motion(sight.nodes, nodes) > self.settings.keyframe_motion
-            or _degrees_between(sight.turn, turn) > self.settings.keyframe_degrees
-            for sight in self._keyframes
-        )
+        Of too many keyframes the most redundant one goes.
+        """
+        self._studied = view
+        least = self.settings.keyframe_motion, self.settings.keyframe_degrees
+        keyframe = all(view.sight.is_new_to(other.sight, *least) for other in self._keyframes)
+        if keyframe:
+            self._keyframes.append(view)
+            if len(self._keyframes) > self.settings.max_keyframes:
+                del self._keyframes[most_redundant(self._keyframes)]
+        return keyframe
 
     def _refused(
         self,
         stamp: float,
         reason: str,
         clock: StageClock,
-        live: _Live | None = None,
+        live: Live | None = None,
         matches: Matches | None = None,
         warp: Warp | None = None,
     ) -> DeformableTrack:
@@ -336,30 +451,3 @@ class DeformableTracker:
             model_stamp=self._model_stamp,
             seconds=clock.seconds,
         )
-
-
-def _turn_of(warp: Warp) -> FloatArray:
-    """(3, 3): the rotation of the warp as a whole."""
-    use = warp.graph.active
-    before, after = (torch.from_numpy(part[use]) for part in (warp.graph.nodes, warp.moved_nodes))
-    return kabsch(before, after, torch.ones(len(before))).numpy()[:3, :3]
-
-
-def _degrees_between(first: FloatArray, second: FloatArray) -> float:
-    return float(np.degrees(rotation_angle(first.T @ second)))
-
-
-def _mean_motion(before: FloatArray, after: FloatArray) -> float:
-    """Mean distance in metres of the nodes that there were before; nodes are only added."""
-    count = min(len(before), len(after))
-    return float(np.linalg.norm(after[:count] - before[:count], axis=1).mean()) if count else float("inf")
-
-
-def _most_redundant(keyframes: list[_Sight]) -> int:
-    """The keyframe, never the first one, whose side another keyframe sees almost as well."""
-
-    def nearest(index: int) -> float:
-        others = (sight for other, sight in enumerate(keyframes) if other != index)
-        return min(_degrees_between(keyframes[index].turn, sight.turn) for sight in others)
-
-    return min(range(1, len(keyframes)), key=nearest)

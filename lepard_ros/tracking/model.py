@@ -216,11 +216,11 @@ class Imprint(NamedTuple):
         return self.rest[index] + offset, distance < reach
 
 
-def imprint(model: CanonicalModel) -> Imprint:
-    """The imprint of a model's last warp."""
-    warped, covered = model.warp.apply(model.points)
-    rest = model.points[covered]
-    return Imprint(warped[covered], rest, _unit_columns(model.warp.turns(rest)))
+def imprint(points: FloatArray, warp: Warp) -> Imprint:
+    """Where a model's points (N, 3) lie under a warp."""
+    warped, covered = warp.apply(points)
+    rest = points[covered]
+    return Imprint(warped[covered], rest, _unit_columns(warp.turns(rest)))
 
 
 def thin(points: FloatArray, spacing: float) -> FloatArray:

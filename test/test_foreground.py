@@ -2,6 +2,7 @@
 """The body is told from the room, and the camera's own motion is read off the room."""
 
 import numpy as np
+import pytest
 from scipy.spatial.transform import Rotation
 
 from lepard_ros.geometry.rigid_motion import move
@@ -31,6 +32,17 @@ def test_a_body_before_a_wall_is_found_and_the_room_left_out() -> None:
     is_body = np.arange(len(cloud)) >= len(room())
     assert found[is_body].mean() > 0.95
     assert found[~is_body].mean() < 0.002
+
+
+@pytest.mark.parametrize("distance", [1.0, 2.0, 3.0])
+@pytest.mark.parametrize("noise", [0.0, 0.004])
+def test_the_defaults_serve_from_one_to_three_metres(distance: float, noise: float) -> None:
+    farther = np.array([0.0, 0.0, distance - 1.8])
+    cloud = np.concatenate([room(), body()]) + farther
+    cloud = cloud + np.random.default_rng(0).normal(0, noise * max(1.0, distance) ** 2 / 4, cloud.shape)
+    found = find_foreground(cloud)
+    is_body = np.arange(len(cloud)) >= len(room())
+    assert found[is_body].mean() > 0.95 and found[~is_body].mean() < 0.005
 
 
 def test_the_body_stays_the_body_when_something_larger_comes_near() -> None:

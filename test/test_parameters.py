@@ -20,6 +20,7 @@ from lepard_ros.ros.parameters import (
     check_together,
     check_value,
     markdown_table,
+    parse_box,
     preset_file,
     settings_fields,
     share_directory,
@@ -77,6 +78,13 @@ def test_changes_while_running() -> None:
         check_change(NodeSettings(), {"mapping": False})
 
 
+@pytest.mark.parametrize("box", ["1 2 3", "a b c d e f", "0 0 0 1 1 -1"])
+def test_a_region_of_interest_is_two_corners(box: str) -> None:
+    assert parse_box("") is None and parse_box("0, 0, 0.5, 1, 1, 2") == ((0, 0, 0.5), (1, 1, 2))
+    with pytest.raises(InputError, match="foreground_box"):
+        check_change(NodeSettings(), {"foreground_box": box})
+
+
 def test_frames_must_differ() -> None:
     with pytest.raises(InputError, match="differ"):
         check_together(NodeSettings(odom_frame="map"))
@@ -131,6 +139,10 @@ LIVE = {
     "map_spacing": 0.2,
     "map_period": 1.0,
     "marker_lines": 7,
+    "foreground": "all",
+    "foreground_box": "-1 -1 0.3 1 1 2.5",
+    "min_plane_area": 0.5,
+    "part_gap": 0.2,
 }
 
 
@@ -170,8 +182,17 @@ def test_a_live_change_reaches_every_part_that_uses_the_parameter(name: str) -> 
         if hasattr(one, name)
     ]
     assert [getattr(one, name) for one in holders] == [LIVE[name]] * len(holders)
-    if name == "max_range":
-        assert deformable._tracker.settings == dataclasses.replace(deformable._tracker.settings, max_range=2.5)
+    given = deformable._tracker.settings
+    taken = given.foreground
+    told = {
+        "max_range": given.max_range,
+        "foreground": "all" if taken is None else "body",
+        "foreground_box": None if taken is None else taken.box,
+        "min_plane_area": None if taken is None else taken.min_plane_area,
+        "part_gap": None if taken is None else taken.gap,
+    }
+    if name in told:
+        assert told[name] == (parse_box(after.foreground_box) if name == "foreground_box" else LIVE[name])
 
 
 # ---- the guard ----

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
-from lepard_ros.demo.results import FrameFigures, RigidFigures, WarpFigures
+from lepard_ros.demo.results import DROPPED, FrameFigures, RigidFigures, WarpFigures
 from lepard_ros.demo.story import FrameNote, MatchNote, RigidRun, WarpRun
 from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.report.figure import INLIER, OUTLIER, pyplot
@@ -19,6 +19,7 @@ COLOURS = {
     "LOST": "#d03020",
     "INITIALISING": "#999999",
     "REFUSED": "#b07010",
+    "dropped": "#dddddd",
 }
 LINES_DRAWN = 60
 MAX_ERROR = 0.05  # metres, the end of the colour scale
@@ -223,12 +224,12 @@ def draw_film(run: WarpRun, figures: WarpFigures, path: Path) -> str:
 
 
 def _moments(figures: WarpFigures) -> list[FrameFigures]:
-    """The frames to show: the first, some on the way, the covered lens, the first after it, the last."""
-    frames = figures.frames
-    hidden = [one.index for one in frames if one.covered]
+    """The frames to show: the first, some on the way, the covered lens, the first after it, the last; none dropped."""
+    frames = [one for one in figures.frames if one.state != DROPPED] or figures.frames
+    hidden = [number for number, one in enumerate(frames) if one.covered]
     if not hidden:
         return [frames[index] for index in np.linspace(0, len(frames) - 1, COLUMNS).astype(int)]
-    before = np.linspace(0, hidden[0] - 1, COLUMNS - 3).astype(int)
+    before = np.linspace(0, max(hidden[0] - 1, 0), COLUMNS - 3).astype(int)
     chosen = [*before, hidden[len(hidden) // 2], min(hidden[-1] + 1, len(frames) - 1), len(frames) - 1]
     return [frames[index] for index in chosen]
 

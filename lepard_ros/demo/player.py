@@ -1,9 +1,9 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The sensor of the demonstration: plays the clouds of a bag over DDS, in a process of its own.
 
-python -m lepard_ros.demo.player BAG
-It keeps to the recording's pace, but waits for the node's status before the next cloud, so that a slow machine shows
-every cloud too, only later.
+python -m lepard_ros.demo.player BAG [--real-time]
+It keeps to the recording's pace. Without --real-time it also waits for the node's status before the next cloud, so that
+a slow machine shows every cloud too, only later.
 """
 
 import argparse
@@ -39,19 +39,26 @@ class Player(Node):
         self.create_subscription(TrackingStatus, "lepard/status", self._on_status, 10)
         self._answered = 0
 
-    def play(self, bag_path: Path) -> int:
-        """Play every cloud of the bag; how many there were."""
+    def play(self, bag_path: Path, real_time: bool = False) -> int:
+        """Play every cloud of the bag; how many there were. real_time: whether the node follows or not."""
         self._wait(lambda: self._publisher.get_subscription_count() > 0, DISCOVERY_SECONDS, "the node does not listen")
         self._wait(lambda: self.count_publishers("lepard/status") > 0, DISCOVERY_SECONDS, "the node does not answer")
         with open_bag(bag_path) as bag:
+            frames = list(bag.frames(bag.cloud_topic()))  # reading must not slow the sensor down
             due, last_ns, number = time.monotonic(), None, 0
-            for frame in bag.frames(bag.cloud_topic()):
-                due = max(due + (frame.stamp_ns - (last_ns or frame.stamp_ns)) * 1e-9, time.monotonic())
+            for frame in frames:
+                due += (frame.stamp_ns - (last_ns or frame.stamp_ns)) * 1e-9
+                due = due if real_time else max(due, time.monotonic())
                 last_ns = frame.stamp_ns
                 time.sleep(max(0.0, due - time.monotonic()))
                 self._publisher.publish(cloud_message(frame.points, frame.stamp_ns, frame.frame_id))
-                self._wait(partial(self._has_answered, frame.stamp_ns), STATUS_SECONDS, "no status came")
                 number += 1
+                if real_time and number > 1:  # with the first cloud a model begins, and the sensor starts its run
+                    rclpy.spin_once(self, timeout_sec=0.0)
+                else:
+                    self._wait(partial(self._has_answered, frame.stamp_ns), STATUS_SECONDS, "no status came")
+                    due = max(due, time.monotonic()) if number == 1 else due
+        self._wait(partial(self._has_answered, frames[-1].stamp_ns), STATUS_SECONDS, "no last status came")
         return number
 
     def loop(self, bag_path: Path, seconds: float) -> int:
@@ -90,6 +97,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bag", type=Path, help="the bag to play")
     parser.add_argument("--loop", type=float, default=0.0, help="play for so many seconds, at the sensor's rate")
+    parser.add_argument("--real-time", action="store_true", help="do not wait for the node")
     args = parser.parse_args()
     rclpy.init()
     player = Player()
@@ -97,7 +105,7 @@ def main() -> int:
         if args.loop:
             player.loop(args.bag, args.loop)
         else:
-            player.play(args.bag)
+            player.play(args.bag, args.real_time)
     except InputError as error:
         print(error, file=sys.stderr)
         return 2

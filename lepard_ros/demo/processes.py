@@ -41,10 +41,12 @@ def prepare_surroundings() -> None:
     os.environ["FASTDDS_DEFAULT_PROFILES_FILE"] = str(share_directory() / "config" / "fastdds.xml")
 
 
-def run_node(recorder: "Recorder", bag: Path, clouds: int, parameters: dict[str, str], log: Path) -> NodeRun:
+def run_node(
+    recorder: "Recorder", bag: Path, clouds: int, parameters: dict[str, str], log: Path, real_time: bool = False
+) -> NodeRun:
     """Start the node and the player of a bag with so many clouds, each in its process, and listen until all is played.
 
-    The recorder is closed. log: where the node's own words go.
+    The recorder is closed. log: where the node's own words go. real_time: the player does not wait for the node.
     """
     print("Starting the node ...", flush=True)
     with log.open("w") as file:
@@ -52,7 +54,7 @@ def run_node(recorder: "Recorder", bag: Path, clouds: int, parameters: dict[str,
         try:
             wait_for_node(recorder, node, log)
             used, memory = cpu_seconds(node.pid), [resident_megabytes(node.pid)]
-            seconds = play(recorder, bag, clouds, lambda: memory.append(resident_megabytes(node.pid)))
+            seconds = play(recorder, bag, clouds, lambda: memory.append(resident_megabytes(node.pid)), real_time)
             used = cpu_seconds(node.pid) - used
         finally:
             node.terminate()
@@ -69,9 +71,9 @@ def node_process(parameters: dict[str, str], log: TextIO) -> "subprocess.Popen[b
     return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
 
 
-def player_process(bag: Path, loop_seconds: float = 0.0) -> "subprocess.Popen[bytes]":
+def player_process(bag: Path, loop_seconds: float = 0.0, real_time: bool = False) -> "subprocess.Popen[bytes]":
     """The sensor in its own process; loop_seconds: play the bag again and again for so long, at the sensor's rate."""
-    command = [sys.executable, "-m", "lepard_ros.demo.player", str(bag)]
+    command = [sys.executable, "-m", "lepard_ros.demo.player", str(bag), *(["--real-time"] if real_time else [])]
     return subprocess.Popen([*command, "--loop", str(loop_seconds)] if loop_seconds else command)
 
 
@@ -87,10 +89,16 @@ def wait_for_node(recorder: "Recorder", node: "subprocess.Popen[bytes]", log: Pa
         time.sleep(0.1)
 
 
-def play(recorder: "Recorder", bag: Path, count: int, on_answer: Callable[[], None] = lambda: None) -> float:
+def play(
+    recorder: "Recorder",
+    bag: Path,
+    count: int,
+    on_answer: Callable[[], None] = lambda: None,
+    real_time: bool = False,
+) -> float:
     """Play the bag from a second process and listen; the seconds it took. on_answer: called after each status."""
     started = time.monotonic()
-    player = player_process(bag)
+    player = player_process(bag, real_time=real_time)
     with tqdm(total=count, desc="clouds through the node", unit="cloud") as bar:
 
         def going_on() -> bool:

@@ -16,6 +16,7 @@ from lepard_ros.report.page import Page
 FALSE_POSE = 0.5  # metres: a pose published as good that is further off than this is a false one
 FALSE_WARP = 0.1  # metres: an accepted warp that is off by more than this in the median is a false one
 Rows = list[tuple[str, str]]
+DROPPED = "dropped"  # the state of a cloud that the node did not get to
 WARM_UP = 0.3  # share of the clouds after which the node's memory must be flat, as in the soak test
 
 
@@ -87,11 +88,15 @@ class FrameFigures:
 
 @dataclass(frozen=True)
 class WarpFigures:
-    """What the table is made of: every frame, and counts of clouds."""
+    """What the table is made of: every frame, and counts of clouds.
+
+    answered: of all. seen: that show the creature; shown: those of them that were answered; followed: with a warp.
+    """
 
     frames: list[FrameFigures]
     answered: int
     seen: int
+    shown: int
     followed: int
     covered: int
     silent_when_covered: int
@@ -108,8 +113,9 @@ def measure_warps(run: WarpRun) -> WarpFigures:
     found = [number for number, one in enumerate(after, 1) if one.has_warp]
     return WarpFigures(
         frames=frames,
-        answered=sum(one.state != "no answer" for one in frames),
+        answered=sum(one.state != DROPPED for one in frames),
         seen=len(seen),
+        shown=sum(one.state != DROPPED for one in seen),
         followed=sum(one.has_warp for one in seen),
         covered=len(hidden),
         silent_when_covered=sum(not one.has_warp for one in hidden),
@@ -147,12 +153,18 @@ def measure_frame(run: WarpRun, index: int) -> FrameFigures:
 def _said(run: WarpRun, index: int) -> FrameFigures:
     """The node's status of one cloud."""
     stamp, covered = run.film.stamps_ns[index], bool(run.film.covered[index])
-    seconds, memory = (stamp - run.film.stamps_ns[0]) * 1e-9, run.node.memory
+    seconds = (stamp - run.film.stamps_ns[0]) * 1e-9
     note = next((note for note in run.notes if note.stamp_ns == stamp), None)
     if note is None:
-        return FrameFigures(index, seconds, "no answer", "", covered)
-    after = memory[min(index + 1, len(memory) - 1)]
+        return FrameFigures(index, seconds, DROPPED, "a newer cloud came first", covered, memory=_memory_at(run, stamp))
+    after = _memory_at(run, stamp)
     return FrameFigures(index, seconds, note.state, note.reason, covered, note.matches, note.inliers, memory=after)
+
+
+def _memory_at(run: WarpRun, stamp_ns: int) -> float:
+    """The node's memory after its last answer up to a stamp; megabytes."""
+    answers, memory = sum(note.stamp_ns <= stamp_ns for note in run.notes), run.node.memory
+    return memory[min(answers, len(memory) - 1)]
 
 
 # --- the page --------------------------------------------------------------------------------------------------------

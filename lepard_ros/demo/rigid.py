@@ -11,11 +11,21 @@ from lepard_ros.demo.results import measure_rigid as measure
 from lepard_ros.demo.story import RigidRun, Story
 from lepard_ros.demo.story import make_story as record
 
-__all__ = ["MIN_FRAMES", "OPENING", "SEED", "measure", "play_into_node", "record", "what_went_wrong", "write_report"]
+__all__ = [
+    "FRAMES",
+    "MIN_FRAMES",
+    "OPENING",
+    "SEED",
+    "measure",
+    "play_into_node",
+    "record",
+    "what_went_wrong",
+    "write_report",
+]
 
 OPENING = "Rendering a room"
 SEED = 3
-MIN_FRAMES = 20
+MIN_FRAMES, FRAMES = 20, 60
 MIN_TRACKED = 0.8  # share of the clouds that show something; less is no demonstration
 _STORY = (
     "A depth camera was carried once around a synthesised room. Then a hand covered its lens, and when the hand was "

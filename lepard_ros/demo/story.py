@@ -27,7 +27,7 @@ WALK_COVERED, WALK_FOUND = 4, 12  # frames with a covered lens, and after it
 
 FILM_RATE = 10.0  # clouds a second of the film
 FILM_WIDTH = 320  # pixels
-FILM_FRAMES = 60  # of the whole film; a shorter demonstration shows its beginning, at the same speed
+FILM_FRAMES = 100  # of the whole film; a shorter demonstration shows its beginning, at the same speed
 FILM_COVERED = 3
 SAME_PLACE = 0.008  # metres at the film's start: two pixels nearer than this show the same place of the creature
 

@@ -13,7 +13,7 @@ from typing import Any
 from lepard_ros.cloud.ranges import FARTHEST, NEAREST
 from lepard_ros.errors import InputError
 
-DEFORMABLE_DELAY = 1  # clouds: the second thread is done with one by the next
+DEFORMABLE_DELAY = 2  # clouds: by then the second thread is done with one, on two cores at 10 Hz
 # Parameters that rclpy declares for every node.
 _OF_EVERY_NODE = {"use_sim_time", "start_type_description_service"}
 

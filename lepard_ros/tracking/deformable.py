@@ -192,10 +192,9 @@ class DeformableTracker:
         before, predicted = self._warp, self._predicted(live, camera)
         assert before is not None
         clock.stop("predict")
-        found = self._follow_first(live, predicted)
+        followed = self._follow_first(live, predicted)
         clock.stop("follow")
-        if found is None:
-            found = self._match_first(live, predicted, clock)
+        found = followed or self._match_first(live, predicted, clock)
         if isinstance(found, DeformableTrack):
             return found
         self._drift = drift_between(before, found.warp, camera, self._elapsed(live))

@@ -29,7 +29,7 @@ from lepard_ros.registration.deformable.nonrigid import WarpSettings, warp_from_
 
 WRONG = 0.10  # metres of mean end-point error
 SIGNS = {"inliers": 1, "agreeing": 1, "overlap": 1, "covered": 1, "supported": 1, "aligned": 1} | dict.fromkeys(
-    ("flip", "conflict", "residual", "strain", "torn", "twist"), -1
+    ("flip", "conflict", "residual", "strain", "torn", "twist", "turning"), -1
 )
 RIDGE = 1.0  # of the standardised coefficients: there are a hundred and a half pairs only
 
@@ -49,7 +49,7 @@ class Case:
 def measure(matcher: Matcher, folder: Path, path: Path) -> Case:
     """Warp one pair with the rule switched off."""
     pair = load_pair(path)
-    matches = matcher.match(pair.source, pair.target)
+    matches = matcher.match_both_ways(pair.source, pair.target)
     began = time.process_time()
     settings = WarpSettings(solver=NonrigidSettings(min_quality=float("-inf")))
     warp = warp_from_matches(pair.source, pair.target, matches, settings)

@@ -172,6 +172,17 @@ class Matcher:
         cloud, other = self._encoded([source, target])
         return self._sides(cloud, other)[0][2]
 
+    def match_both_ways(self, source: PointsLike | EncodedCloud, target: PointsLike | EncodedCloud) -> Matches:
+        """The matches of `match`, and those that the target's points find in the source.
+
+        The second half was sought independently of the first: where both name one motion it is more likely the true
+        one. That is what the acceptance of warps rests on.
+        """
+        cloud, other = self._encoded([source, target])
+        there, back = self.match(cloud, other), self.match(other, cloud)
+        columns = zip(there, (back.target, back.source, back.confidence), strict=True)
+        return Matches(*(np.concatenate(column) for column in columns))
+
     @torch.no_grad()
     def match_many(
         self, source: PointsLike | EncodedCloud, targets: Sequence[PointsLike | EncodedCloud]
@@ -275,7 +286,7 @@ class Matcher:
         for cloud in clouds:
             checked_points(cloud.reshape(-1, 3) if cloud.ndim == 3 else cloud)
         bodies = [without_background(cloud, settings.foreground) for cloud in clouds]
-        matches = self.match(*(body.reshape(-1, 3) for body in bodies))
+        matches = self.match_both_ways(*(body.reshape(-1, 3) for body in bodies))
         return warp_from_matches(bodies[0], bodies[1], matches, settings)
 
     def _sides(self, source: EncodedCloud, target: EncodedCloud) -> list["Side"]:

@@ -112,7 +112,7 @@ def _run_deformable(args: argparse.Namespace, matcher: "Matcher", source: FloatA
 
     bodies = (without_background(cloud, WarpSettings().foreground) for cloud in (source, target))
     source, target = (body[np.isfinite(body).all(axis=1)] for body in bodies)
-    matches = matcher.match(source, target)
+    matches = matcher.match_both_ways(source, target)
     warp = warp_from_matches(source, target, matches)
     warped = warp(source) if warp.ok else None
     print(deformable_text(warp, matches))

@@ -79,8 +79,10 @@ class LepardDeformable:
         from lepard_ros.registration.deformable.nonrigid import warp_from_matches
 
         wall, cpu = time.perf_counter(), time.process_time()
-        matches = self.matcher.match(source, target)
-        warp = warp_from_matches(source, target, matches) if self.register else None
+        clouds = self.matcher.encode_all([source, target])
+        matches = self.matcher.match(*clouds)
+        both = self.matcher.match_both_ways(*clouds) if self.register else matches
+        warp = warp_from_matches(source, target, both) if self.register else None
         seconds, cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
         if self.filtered:
             matches = chosen(matches, filter_matches(matches))

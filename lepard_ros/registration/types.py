@@ -26,6 +26,7 @@ class Status(enum.Enum):
     HIGH_RESIDUAL = "the aligned clouds do not lie on each other"
     FREE_SPACE = "the aligned cloud lies in free space that the sensor looked through"
     INSIDE_OUT = "the warped surface lies on the target inside out, as a mirrored limb does"
+    SCRAMBLED = "the parts of the warped surface turn against each other more than a body bends"
     NOT_CONVERGED = "the optimisation did not converge"
     OUT_OF_TIME = "the time budget ran out"
 

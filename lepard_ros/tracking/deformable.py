@@ -43,9 +43,9 @@ MIN_POINTS = 200  # of a cloud on the model's grid
 # Keyframes, seen from the most similar side, that a cloud is matched with besides the last view; all once it is lost.
 MATCHED_KEYFRAMES = 2
 FADING = 0.9  # of the support that the last matches gave, with every cloud that is only followed
-# Limits of following without matches: seconds since the last accepted cloud, least share of the cloud on the model, and
-# most of the model that may lie inside out (where limbs pass each other) or in free space.
-FOLLOW_SECONDS, MIN_FOLLOWED_COVER, MAX_FOLLOWED_FLIP, MAX_FOLLOWED_CONFLICT = 0.5, 0.7, 0.25, 0.1
+# Limits of following without matches: seconds since the last accepted cloud, least share of the cloud on the model,
+# most of the model in free space. (What lies inside out is not limited: the far side of a thin limb does.)
+FOLLOW_SECONDS, MIN_FOLLOWED_COVER, MAX_FOLLOWED_CONFLICT = 0.5, 0.7, 0.1
 MAX_JUMP = 0.1  # metres: the median node does not leave its predicted place farther than this within FOLLOW_SECONDS
 
 
@@ -279,16 +279,19 @@ class DeformableTracker:
     def _explains(self, warp: Warp) -> bool:
         """Whether a followed model lies under the live cloud, and nowhere where the sensor looked through."""
         known = warp.evidence
-        return (
-            known is not None
-            and known.covered >= MIN_FOLLOWED_COVER
-            and known.conflict <= MAX_FOLLOWED_CONFLICT
-            and known.flip <= MAX_FOLLOWED_FLIP
-        )
+        return known is not None and known.covered >= MIN_FOLLOWED_COVER and known.conflict <= MAX_FOLLOWED_CONFLICT
 
     def _take_in(self, examined: _Examined) -> None:
-        """Let the model learn from a past cloud, and put the last warp right by what its matches said."""
-        if examined.reason or self._warp is None or self._warp_then is None:
+        """Let the model learn from a past cloud, and put the last warp right by what its matches said.
+
+        A cloud whose matches did not suffice teaches the model nothing, but the next one is still matched with it: with
+        older ones it has less and less in common.
+        """
+        assert self.model is not None
+        if self._warp is None or self._warp_then is None:
+            return
+        if examined.reason:
+            self._studied = View(sight_of(examined.live, self.model, self._warp_then), examined.study.cloud)
             return
         since = rigid_motion(self._warp_then.moved_nodes, self._warp.moved_nodes)
         view, change, keyframe = self._learn(examined)

@@ -48,7 +48,7 @@ class NonrigidSettings:
     surface_degrees: float = 45.0
     iterations: int = 20
     tolerance: float = 0.01
-    min_quality: float = 1.0
+    min_quality: float = 0.5
     max_seconds: float = 120.0
     device: str = "cpu"
 

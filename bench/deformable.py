@@ -1,0 +1,195 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
+"""Warps in a furnished room: one pair of whole scenes, a body that turns round, and the node at a sensor's rate.
+
+    python bench/deformable.py scene                       raw clouds of 640 x 480 to a warp, the room left out
+    python bench/deformable.py turn [--frames 100] [--background 0] [--every 1]
+    python bench/deformable.py node [--rate 10] [--seconds 30]
+
+turn: a full turn in so many clouds, each processed, by the tracker alone. --background 2 is what the node does: follow,
+and take in the matches of a past cloud; 0 matches every cloud. --every 3: only every third cloud is processed.
+node: the demo's clouds (320 x 240) there and back again at a sensor's rate over real DDS, into the node in a process of
+its own. latency: from the stamp, which is taken when the cloud is published, to the arrival of the warp.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import torch
+
+from lepard_ros.demo.processes import cpu_seconds, node_process, prepare_surroundings, resident_megabytes
+from lepard_ros.demo.story import Film, make_film, write_bag
+from lepard_ros.matcher import Matcher
+from lepard_ros.registration.deformable.warp import Warp
+from lepard_ros.synthesis.creature_sequences import CreatureSequence, creature_sequence
+from lepard_ros.tracking.deformable import DeformableSettings, DeformableTracker
+
+WARM_UP = 3  # clouds, left out of the figures
+DISCOVERY_SECONDS = 120.0
+
+
+def visible_error(warp: Warp, film: CreatureSequence, frame: int) -> float:
+    """Median metres between where the warp puts what a frame sees, and where that is."""
+    rest, live = film.at_first[frame].reshape(-1, 3), film.cloud(frame).reshape(-1, 3)
+    known = np.isfinite(rest).all(axis=1) & np.isfinite(live).all(axis=1)
+    moved, covered = warp.apply(rest[known].astype(float))
+    return float(np.median(np.linalg.norm(moved - live[known], axis=1)[covered]))
+
+
+def scene() -> None:
+    """One pair of whole scenes."""
+    film = creature_sequence(0, 48, width=640, turn=360.0, furnished=True)
+    matcher, first, later = Matcher.from_pretrained("deformable"), film.cloud(0), film.cloud(3)
+    matcher.warm_up()
+    began = time.process_time()
+    warp = matcher.warp(first, later)
+    spent = time.process_time() - began
+    body = np.isfinite(film.at_first[0]).all(axis=-1)
+    room = np.isfinite(first).all(axis=-1) & ~body
+    print(f"{np.isfinite(first).all(axis=-1).sum()} points, status {warp.status.name}, {spent:.2f} CPU-s in all")
+    moved = warp(first[body].astype(float))
+    error = np.linalg.norm(moved - film.first_now[3][body], axis=1)
+    print(f"body: median error {100 * np.nanmedian(error):.1f} cm; room points that it would move: ", end="")
+    print(f"{warp.covers(first[room].astype(float)).mean():.1%}")
+
+
+def turn(args: argparse.Namespace) -> None:
+    """A full turn, by the tracker alone."""
+    film = creature_sequence(0, args.frames, width=320, turn=360.0, furnished=True)
+    tracker = DeformableTracker(
+        Matcher.from_pretrained("deformable"), DeformableSettings(background_clouds=args.background)
+    )
+    errors, spent, models = [], [], 0
+    for frame in range(0, args.frames, args.every):
+        began = time.process_time()
+        track = tracker.process(film.cloud(frame), float(film.stamps[frame]))
+        spent.append(time.process_time() - began)
+        errors.append(np.nan if track.warp is None else visible_error(track.warp, film, frame))
+        models += track.reset
+        words = (track.state.name, track.method, len(track.model_points), track.reason)
+        print(f"cloud {frame:3d}: {100 * errors[-1]:5.1f} cm {spent[-1]:.2f} CPU-s", *words, flush=True)
+    seen = np.isfinite(errors)
+    print(
+        f"accepted {seen.sum()} of {len(errors)}, models {models}; visible error of the accepted clouds: worst", end=" "
+    )
+    print(f"{100 * np.nanmax(errors):.1f} cm, median {100 * np.nanmedian(errors):.1f} cm", end="; ")
+    print(f"over 5 cm: {(np.array(errors)[seen] > 0.05).sum()}; {np.mean(spent):.2f} CPU-s a cloud")
+
+
+# ---- the node ----
+
+
+class Listener:
+    """Notes when warps and statuses arrive."""
+
+    def __init__(self) -> None:
+        """Begin to listen."""
+        import rclpy
+        from lepard_ros.msg import DeformationGraph, TrackingStatus
+        from rclpy.executors import SingleThreadedExecutor
+        from sensor_msgs.msg import PointCloud2
+
+        rclpy.init()
+        self._node = rclpy.create_node("bench_listener")
+        self._executor = SingleThreadedExecutor()
+        self._executor.add_node(self._node)
+        self.warps: list[tuple[float, float]] = []  # stamp and arrival, seconds
+        self.statuses: list[Any] = []
+        self._node.create_subscription(DeformationGraph, "lepard/warp", self._on_warp, 100)
+        self._node.create_subscription(TrackingStatus, "lepard/status", self.statuses.append, 100)
+        self._node.create_subscription(PointCloud2, "lepard/warped_points", lambda _: None, 10, raw=True)
+
+    def spin(self, seconds: float = 0.1) -> None:
+        """Take in messages for a moment."""
+        self._executor.spin_once(timeout_sec=seconds)
+
+    def wait_for_node(self, node: "subprocess.Popen[bytes]") -> None:
+        """Spin until the node's status topic exists."""
+        deadline = time.monotonic() + DISCOVERY_SECONDS
+        while self._node.count_publishers("lepard/status") == 0:
+            if node.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit("The node did not come up.")
+            self.spin()
+
+    def _on_warp(self, message: Any) -> None:
+        stamp = message.target_header.stamp
+        self.warps.append((stamp.sec + 1e-9 * stamp.nanosec, time.time()))
+
+
+def node(args: argparse.Namespace) -> None:
+    """The node at a sensor's rate."""
+    film: Film = make_film(0, 60)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        write_bag(film, path / "bag")
+        prepare_surroundings()
+        with (path / "node.log").open("w") as log:
+            process = node_process({"mode": "deformable"}, log)
+        listener = Listener()
+        try:
+            listener.wait_for_node(process)
+            used, memory = cpu_seconds(process.pid), []
+            script = str(Path(__file__).with_name("latency.py"))
+            numbers = [str(args.rate), str(args.seconds)]
+            sensor = subprocess.Popen([sys.executable, script, "--sensor", str(path / "bag"), *numbers])
+            while sensor.poll() is None:
+                listener.spin()
+                memory.append(resident_megabytes(process.pid))
+            used = cpu_seconds(process.pid) - used
+        finally:
+            process.terminate()
+            process.wait(60)
+        report_node(listener, used, memory)
+    sys.stdout.flush()
+    os._exit(0)  # rclpy's context is not worth waiting for
+
+
+def report_node(listener: Listener, used: float, memory: list[float]) -> None:
+    """Print what was seen."""
+    warps = np.array(listener.warps)[WARM_UP:]
+    if len(warps) < 2:
+        print("hardly any warp arrived: the machine is too busy")
+        return
+    last = listener.statuses[-1]
+    stages: dict[str, list[float]] = {}
+    for status in listener.statuses[WARM_UP:]:
+        for name, seconds in zip(status.stage_names, status.stage_seconds, strict=True):
+            stages.setdefault(name, []).append(seconds)
+    rate = (len(warps) - 1) / (warps[-1, 1] - warps[0, 1])
+    latency = 1e3 * (warps[:, 1] - warps[:, 0])
+    print(f"clouds: {last.frames_received} received, {last.frames_processed} processed, {last.frames_dropped} dropped")
+    print(f"{len(warps)} warps, {rate:.1f} a second; latency {np.median(latency):.0f} ms median,", end=" ")
+    print(f"{np.percentile(latency, 95):.0f} ms at 95 %; {used / max(last.frames_processed, 1):.2f} CPU-s a cloud")
+    print(
+        f"memory {memory[len(memory) // 3]:.0f} MB after a third, {memory[-1]:.0f} MB at the end; stages [ms]:", end=" "
+    )
+    print({name: round(1e3 * float(np.median(values))) for name, values in stages.items()})
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("scene", "turn", "node"))
+    parser.add_argument("--frames", type=int, default=100, help="turn: clouds of the full turn (default 100)")
+    parser.add_argument("--every", type=int, default=1, help="turn: process every so-manyth cloud")
+    parser.add_argument("--background", type=int, default=0, help="turn: DeformableSettings.background_clouds")
+    parser.add_argument("--rate", type=float, default=10.0, help="node: clouds a second (default 10)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="node: how long (default 30)")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    if args.what == "scene":
+        scene()
+    else:
+        {"turn": turn, "node": node}[args.what](args)
+
+
+if __name__ == "__main__":
+    main()

@@ -139,7 +139,8 @@ SMALL_RIGID = LepardConfig(
     max_condition_number=1e3, fine_dim=32, confidence_threshold=0.0005,
 )  # fmt: skip
 # The same sizes, so that training can start from the rigid weights; everything else is measured in cells of the grid.
-SMALL_DEFORMABLE = replace(SMALL_RIGID, grid=0.0125, voxel_size=0.05, confidence_threshold=0.02, mutual=True)
+# Not mutual: a warp needs many matches, and weighs them by their neighbours itself (docs/benchmarks.md, "Warps").
+SMALL_DEFORMABLE = replace(SMALL_RIGID, grid=0.0125, voxel_size=0.05, confidence_threshold=0.02)
 PRESETS = {
     "paper_rigid": PAPER_RIGID,
     "paper_deformable": PAPER_DEFORMABLE,

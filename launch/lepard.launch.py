@@ -70,7 +70,8 @@ def _start(context: LaunchContext) -> list[LaunchDescriptionEntity]:
     given = {name: LaunchConfiguration(name).perform(context) for name in [*PARAMETERS, *TOPICS, *OTHERS]}
     if given["bag"] and not _installed("ros2bag"):
         missing = (
-            "bag:= was given, but ros2bag is not installed (apt install ros-$ROS_DISTRO-ros2bag); nothing is started."
+            "bag:= was given, but ros2bag is not installed (apt install ros-$ROS_DISTRO-ros2bag); nothing is started. "
+            "`lepard replay BAG --mcap OUT` tracks it without."
         )
         return [LogInfo(msg=missing), Shutdown(reason=missing)]
     sim_time = given["use_sim_time"].lower() == "true" if given["use_sim_time"] else bool(given["bag"])
@@ -110,8 +111,13 @@ def _node(given: dict[str, str], sim_time: bool) -> Node:
         output="screen",
         parameters=[str(preset_file(given["config"])), {**overrides, "use_sim_time": sim_time}],
         remappings=[(name, given[name]) for name in TOPICS if given[name] != name],
-        arguments=["--ros-args", "--log-level", given["log_level"]],
+        # Of the node's own logger: all of rcl at debug would be fifty lines a second.
+        arguments=["--ros-args", "--log-level", f"{_logger(given['namespace'])}:={given['log_level']}"],
     )
+
+
+def _logger(namespace: str) -> str:
+    return ".".join([*namespace.strip("/").split("/"), "lepard"]).lstrip(".")
 
 
 def _rviz(given: dict[str, str], sim_time: bool) -> LaunchDescriptionEntity:

@@ -108,6 +108,12 @@ def test_launch_keeps_the_users_fastdds_profile(monkeypatch: pytest.MonkeyPatch)
     assert "SetEnvironmentVariable" not in [type(action).__name__ for action in started(monkeypatch)]
 
 
+@pytest.mark.parametrize(("namespace", "logger"), [("", "lepard"), ("robot", "robot.lepard"), ("/a/b/", "a.b.lepard")])
+def test_the_log_level_is_that_of_the_node_alone(namespace: str, logger: str) -> None:
+    pytest.importorskip("launch_ros", reason="launch and launch_ros are not installed here")
+    assert load(ROOT / "launch" / "lepard.launch.py")._logger(namespace) == logger
+
+
 def test_launch_without_rviz_goes_on_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     actions = [type(action).__name__ for action in started(monkeypatch, rviz="true")]
     if "LogInfo" not in actions:

@@ -14,6 +14,9 @@ from scipy.spatial.transform import Rotation
 
 rclpy = pytest.importorskip("rclpy", reason="ROS 2 is not installed")
 
+from rclpy.qos import DurabilityPolicy, QoSProfile  # noqa: E402
+from tf2_msgs.msg import TFMessage  # noqa: E402
+
 from lepard_ros.errors import InputError  # noqa: E402
 from lepard_ros.ros import conversion  # noqa: E402
 from lepard_ros.ros.compat import (  # noqa: E402
@@ -28,6 +31,7 @@ from lepard_ros.ros.compat import (  # noqa: E402
 )
 from lepard_ros.ros.compat import quaternions as quaternions_module  # noqa: E402
 from lepard_ros.ros.compat.libraries import ros_library  # noqa: E402
+from lepard_ros.ros.compat.transforms import stamped_transform  # noqa: E402
 
 SECOND = 10**9
 TF_HASH = "RIHS01_e369d0f05a23ae52508854b66f6aa0437f3449d652e8cbf22d5abe85d020f087"
@@ -215,11 +219,12 @@ def two_nodes() -> Iterator[tuple]:
     rclpy.shutdown(context=context)
 
 
-def test_sent_transforms_are_found_and_static_ones_reach_late_listeners(two_nodes: tuple) -> None:
+def test_transforms_are_found_static_and_moving_ones(two_nodes: tuple) -> None:
     sender, receiver = two_nodes
     broadcaster = TransformBroadcaster(sender)
-    broadcaster.send_static("base", "camera", pose(2))
-    broadcaster.send_static("base", "lidar", pose(3))
+    latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+    fixed = [stamped_transform("base", "camera", 0, pose(2)), stamped_transform("base", "lidar", 0, pose(3))]
+    sender.create_publisher(TFMessage, "/tf_static", latched).publish(TFMessage(transforms=fixed))
     time.sleep(0.5)
     buffer = TransformBuffer(receiver)  # Later than the static transforms.
     found = buffer.lookup("lidar", "camera", 0, timeout=15.0)

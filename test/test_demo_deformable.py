@@ -12,8 +12,8 @@ from browser import assert_sound
 from lepard_ros.cloud.depth import Camera
 from lepard_ros.demo.deformable import FRAME_COLUMNS, measure, table_rows, what_went_wrong, write_report
 from lepard_ros.demo.story import Film, FrameNote, NodeRun, RecordedWarps, WarpNote, WarpRun, make_film
-from lepard_ros.registration.deformable.warp import rigid_warp
 from lepard_ros.synthesis.creature_sequences import CreatureSequence
+from rigid_warps import rigid_warp
 
 CAMERA = Camera(48, 36, 60.0, 60.0, 23.5, 17.5)
 FRAMES, STEP = 20, 0.01  # a wall that goes away from the camera by a centimetre a frame

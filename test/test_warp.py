@@ -13,8 +13,9 @@ from scipy.spatial.transform import Rotation
 
 from lepard_ros.errors import InputError
 from lepard_ros.registration.deformable.graph import GraphSettings, build_graph
-from lepard_ros.registration.deformable.warp import Warp, rigid_warp, write_coloured_ply
+from lepard_ros.registration.deformable.warp import Warp, write_coloured_ply
 from lepard_ros.registration.types import Status
+from rigid_warps import rigid_warp
 from test_graph import plane
 
 

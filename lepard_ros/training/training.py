@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,13 +41,6 @@ class TrainingSettings:
     half: bool = True  # half precision on a GPU
     seed: int = 0
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
-
-
-class Stream(Protocol):
-    """Where batches come from: a pure function of the step."""
-
-    def batch(self, step: int) -> list[Pair]:
-        """The pairs of a step."""
 
 
 def rate_at(step: int, settings: TrainingSettings) -> float:

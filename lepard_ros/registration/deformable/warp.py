@@ -15,7 +15,7 @@ from scipy.spatial.transform import Rotation
 from lepard_ros.errors import InputError
 from lepard_ros.geometry.arrays import BoolArray, FloatArray
 from lepard_ros.geometry.rigid_motion import nearest_rotation
-from lepard_ros.registration.deformable.graph import DeformationGraph, build_graph
+from lepard_ros.registration.deformable.graph import DeformationGraph
 from lepard_ros.registration.types import Status
 
 if TYPE_CHECKING:
@@ -252,14 +252,6 @@ def edge_stretch(graph: DeformationGraph, translations: FloatArray) -> FloatArra
     before = graph.nodes[head] - graph.nodes[tail]
     after = before + translations[head] - translations[tail]
     return np.linalg.norm(after, axis=1) / np.maximum(np.linalg.norm(before, axis=1), 1e-9)
-
-
-def rigid_warp(points: FloatArray, transform: FloatArray) -> Warp:
-    """The warp of a cloud (N, 3) that moves as one rigid body by transform (4, 4)."""
-    graph = build_graph(points)
-    turn = np.tile(transform[:3, :3], (len(graph.nodes), 1, 1))
-    shift = graph.nodes @ transform[:3, :3].T + transform[:3, 3] - graph.nodes
-    return Warp.from_motion(graph, turn, shift)
 
 
 def write_coloured_ply(path: str | Path, points: FloatArray, errors: FloatArray, largest: float = 0.05) -> None:

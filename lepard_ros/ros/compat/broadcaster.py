@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Publishes transforms on /tf and /tf_static."""
+"""Publishes transforms on /tf."""
 
 import importlib.util
 from typing import Any
@@ -7,7 +7,7 @@ from typing import Any
 from geometry_msgs.msg import TransformStamped
 from numpy.typing import ArrayLike
 from rclpy.node import Node
-from rclpy.qos import DurabilityPolicy, QoSProfile
+from rclpy.qos import QoSProfile
 from tf2_msgs.msg import TFMessage
 
 from lepard_ros.ros.compat.transforms import stamped_transform
@@ -19,28 +19,20 @@ def has_tf2_ros() -> bool:
 
 
 class TransformBroadcaster:
-    """Sends poses of frames: moving ones on /tf, fixed ones latched on /tf_static."""
+    """Publishes poses of frames on /tf."""
 
     def __init__(self, node: Node) -> None:
-        self._moving, self._static = _tf2_broadcasters(node) if has_tf2_ros() else _own_broadcasters(node)
+        self._broadcaster = _tf2_broadcaster(node) if has_tf2_ros() else _OwnBroadcaster(node)
 
     def send(self, parent: str, child: str, stamp_ns: int, matrix: ArrayLike) -> None:
         """Publish the pose of `child` in `parent` at a time: `matrix` (4, 4) maps child points to the parent."""
-        self._moving.sendTransform(stamped_transform(parent, child, stamp_ns, matrix))
-
-    def send_static(self, parent: str, child: str, matrix: ArrayLike, stamp_ns: int = 0) -> None:
-        """Publish a pose that never changes; those who subscribe later receive it too."""
-        self._static.sendTransform(stamped_transform(parent, child, stamp_ns, matrix))
+        self._broadcaster.sendTransform(stamped_transform(parent, child, stamp_ns, matrix))
 
 
-def _tf2_broadcasters(node: Node) -> tuple[Any, Any]:
+def _tf2_broadcaster(node: Node) -> Any:
     import tf2_ros
 
-    return tf2_ros.TransformBroadcaster(node), tf2_ros.StaticTransformBroadcaster(node)
-
-
-def _own_broadcasters(node: Node) -> tuple[Any, Any]:
-    return _OwnBroadcaster(node), _OwnStaticBroadcaster(node)
+    return tf2_ros.TransformBroadcaster(node)
 
 
 class _OwnBroadcaster:
@@ -49,16 +41,3 @@ class _OwnBroadcaster:
 
     def sendTransform(self, transform: TransformStamped) -> None:  # The name tf2_ros gives it.
         self._publisher.publish(TFMessage(transforms=[transform]))
-
-
-class _OwnStaticBroadcaster:
-    """Publishes all its frames each time, since a late subscriber receives the last message only."""
-
-    def __init__(self, node: Node) -> None:
-        latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
-        self._publisher = node.create_publisher(TFMessage, "/tf_static", latched)
-        self._transforms: dict[str, TransformStamped] = {}
-
-    def sendTransform(self, transform: TransformStamped) -> None:
-        self._transforms[transform.child_frame_id] = transform
-        self._publisher.publish(TFMessage(transforms=list(self._transforms.values())))

@@ -1,6 +1,7 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The demonstration: its figures against made-up words of a node, and once for real."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,7 @@ def test_the_table_holds_the_effort() -> None:
     rows = dict(table_rows(run, measure(run)))
     assert rows["clouds answered / dropped"] == "30 / 0"
     assert "0.10 s of processor time" in rows["node, each cloud"]
+    assert rows["sensor's rate / poses"] == "5.0 / 4.6 a second, in real time"
 
 
 def test_points_project_to_their_pixels() -> None:
@@ -111,6 +113,8 @@ def test_the_demonstration_for_real(tmp_path: Path, capfd: pytest.CaptureFixture
     code = main(["demo", "--output", str(tmp_path), "--frames", "20"])
     words, complaints = capfd.readouterr()
     assert code == 0, complaints[-2000:] + (tmp_path / "node.log").read_text()
-    assert "36 / 0" in words
+    answered, dropped = map(int, re.search(r"clouds answered / dropped +(\d+) / (\d+)", words).groups())
+    assert answered + dropped == 36, "in real time a cloud is answered or counted as dropped"
+    assert "sensor's rate / poses        5.0 / " in words
     assert "4 of 4 clouds" in words
     assert (tmp_path / "report.html").is_file()

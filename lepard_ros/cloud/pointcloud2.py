@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lepard_ros.cloud.ranges import thinned
 from lepard_ros.errors import InputError
 
 # sensor_msgs/PointField datatype -> numpy type without byte order.
@@ -55,15 +56,16 @@ class _Layout(NamedTuple):
     data: memoryview
 
 
-def decode_points(message: Any) -> NDArray[np.float32]:
+def decode_points(message: Any, most: int | None = None) -> NDArray[np.float32]:
     """The coordinates of a PointCloud2.
 
     message: anything with height, width, fields, is_bigendian, point_step, row_step and data; `is_dense` is not used.
+    most: an organised cloud of more points is thinned as by `thinned`, before anything is copied.
     Returns float32 metres: (H, W, 3) for an organised cloud, with NaN in all three where a point is not finite;
     (N, 3) otherwise, without the points that are not finite. Raises InputError for a message that contradicts itself.
     """
     layout = _check_layout(message)
-    points = _gather(layout)
+    points = _gather(layout, most if min(layout.height, layout.width) > 1 else None)
     finite = _finite_points(points)
     if layout.height <= 1 or layout.width <= 1:
         points, finite = points.reshape(-1, 3), finite.reshape(-1)
@@ -172,20 +174,20 @@ def _checked_row_step(height: int, width: int, point_step: int, row_step: int, a
     return row_step
 
 
-def _gather(layout: _Layout) -> NDArray[np.float32]:
-    """The coordinates as they are, (H, W, 3), possibly not finite. The message's bytes are only read."""
+def _gather(layout: _Layout, most: int | None) -> NDArray[np.float32]:
+    """The coordinates as they are, (H, W, 3), thinned if asked for, maybe not finite. The message is only read."""
     if layout.height == 0 or layout.width == 0:
         return np.empty((1, 0, 3), np.float32)
     steps = (layout.row_step, layout.point_step)
     if _is_plain_triple(layout):
         shape = (layout.height, layout.width, 3)
         triple = np.ndarray(shape, layout.types[0], layout.data, layout.offsets[0], (*steps, 4))
-        return triple.astype(np.float32, order="C")
+        return (triple if most is None else thinned(triple, most)).astype(np.float32, order="C")
     points = np.empty((layout.height, layout.width, 3), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):  # a float64 beyond float32 becomes infinite, thus not finite
         for axis, (offset, kind) in enumerate(zip(layout.offsets, layout.types, strict=True)):
             points[..., axis] = np.ndarray(points.shape[:2], kind, layout.data, offset, steps)
-    return points
+    return points if most is None else np.ascontiguousarray(thinned(points, most))
 
 
 def _finite_points(points: NDArray[np.float32]) -> NDArray[np.bool_]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from lepard_ros.cloud.ranges import FARTHEST, NEAREST, crop_range
+from lepard_ros.cloud.ranges import FARTHEST, LIVE_POINTS, NEAREST, crop_range, thinned
 from lepard_ros.data.bag_reader import Bag, BagFrame
 from lepard_ros.data.trajectories import Trajectory, TrajectoryError, compare
 from lepard_ros.errors import InputError
@@ -106,7 +106,12 @@ def tracked_frames(
     total = -(-bag.frame_count(topic) // every)
     frames = (frame for index, frame in enumerate(bag.frames(topic)) if index % every == 0)
     for frame in tqdm(frames, total=total, desc="replay", unit="frame", disable=not progress):
-        yield frame._replace(points=crop_range(frame.points, *ranges))
+        yield frame._replace(points=_as_the_node_crops(frame.points, ranges))
+
+
+def _as_the_node_crops(points: NDArray[np.float32], ranges: tuple[float, float]) -> NDArray[np.float32]:
+    """Thinned first where it is organised, so that a replay sees the very points that the node's tracker sees."""
+    return crop_range(thinned(points, LIVE_POINTS) if points.ndim == 3 else points, *ranges)
 
 
 def _track_all(

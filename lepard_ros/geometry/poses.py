@@ -53,9 +53,11 @@ def turned_poses(nods: Sequence[float], turns: Sequence[float]) -> FloatArray:
 
 
 def orthonormal(pose: FloatArray) -> FloatArray:
-    """The pose with its rotation made exact again after many products."""
+    """Poses (..., 4, 4) with their rotations made exact again after many products."""
     exact = np.array(pose, dtype=np.float64)
-    exact[:3, :3] = Rotation.from_matrix(exact[:3, :3]).as_matrix()
+    turns = exact[..., :3, :3].reshape(-1, 3, 3)
+    if len(turns):
+        exact[..., :3, :3] = Rotation.from_matrix(turns).as_matrix().reshape(exact[..., :3, :3].shape)
     return exact
 
 

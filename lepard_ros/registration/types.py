@@ -46,7 +46,7 @@ class Matches(NamedTuple):
 NO_MATCHES = Matches(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros(0))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # compared and hashed as an object, so that what is derived from it can be cached
 class Surface:
     """A cloud prepared for alignment: an even grid of points with unit normals.
 

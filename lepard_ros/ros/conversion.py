@@ -15,6 +15,7 @@ from std_msgs.msg import Header
 from lepard_ros.cloud.depth import depth_to_points
 from lepard_ros.cloud.depth_image import camera_from_info, decode_depth
 from lepard_ros.cloud.pointcloud2 import decode_points, encode_points
+from lepard_ros.cloud.ranges import thinned
 from lepard_ros.errors import InputError
 from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.msg import Correspondences
@@ -34,20 +35,25 @@ class Frame(NamedTuple):
     frame_id: str
 
 
-def frame_from_cloud(message: PointCloud2) -> Frame:
-    """The cloud of a PointCloud2."""
-    return Frame(decode_points(message), stamp_to_ns(message.header.stamp), message.header.frame_id)
+def frame_from_cloud(message: PointCloud2, most: int | None = None) -> Frame:
+    """The cloud of a PointCloud2. most: an organised one of more points is thinned."""
+    return Frame(decode_points(message, most), stamp_to_ns(message.header.stamp), message.header.frame_id)
 
 
-def frame_from_depth(message: Image, info: CameraInfo, rectified: bool = True) -> Frame:
-    """The organised cloud of a depth image and its camera. rectified: the image is free of the lens's distortion."""
+def frame_from_depth(message: Image, info: CameraInfo, rectified: bool = True, most: int | None = None) -> Frame:
+    """The organised cloud of a depth image and its camera. rectified: the image is free of the lens's distortion.
+
+    most: a cloud of more points is thinned.
+    """
     depth, camera = decode_depth(message), camera_from_info(info, rectified)
     if depth.shape != (camera.height, camera.width):
         raise InputError(
             f"The depth image is {depth.shape[1]} x {depth.shape[0]} but its camera info says "
             f"{camera.width} x {camera.height}; publish the camera info of the depth stream."
         )
-    return Frame(depth_to_points(depth, camera), stamp_to_ns(message.header.stamp), message.header.frame_id)
+    points = depth_to_points(depth, camera)
+    points = points if most is None else thinned(points, most)
+    return Frame(points, stamp_to_ns(message.header.stamp), message.header.frame_id)
 
 
 def stamp_to_ns(stamp: Time) -> int:

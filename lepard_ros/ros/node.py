@@ -21,7 +21,7 @@ from sensor_msgs.msg import CameraInfo, Image, PointCloud2
 from std_srvs.srv import Trigger
 
 from lepard_ros import __version__
-from lepard_ros.cloud.ranges import crop_range
+from lepard_ros.cloud.ranges import LIVE_POINTS, crop_range
 from lepard_ros.errors import InputError
 from lepard_ros.msg import TrackingStatus
 from lepard_ros.registration.types import StageClock
@@ -29,6 +29,7 @@ from lepard_ros.ros import conversion
 from lepard_ros.ros.compat import TransformBroadcaster
 from lepard_ros.ros.conversion import Frame
 from lepard_ros.ros.diagnostics import Health, diagnostics_message
+from lepard_ros.ros.extrapolation import Extrapolator
 from lepard_ros.ros.frames import FramePlan, MissingTransformError, make_plan
 from lepard_ros.ros.memory import process_within_memory
 from lepard_ros.ros.modes import EVERY_FRAME, TF, Mode, Output, Placement, Result
@@ -93,6 +94,7 @@ class LepardNode(LifecycleNode):
         self._outputs: dict[str, Any] = {}
         self._inputs: list[Any] = []
         self._camera_infos: deque[CameraInfo] = deque(maxlen=CAMERA_INFOS)
+        self._extrapolator = Extrapolator()
         self._standing: Placement | None = None  # the transform that is repeated while the pose is known
         self._errors_logged: set[str] = set()
         self._serve()
@@ -109,6 +111,9 @@ class LepardNode(LifecycleNode):
         if self.settings.odom_frame and self.settings.tf_rate:
             steady = Clock(clock_type=ClockType.STEADY_TIME)
             self.create_timer(1 / self.settings.tf_rate, self._repeat_transform, clock=steady)
+        elif self.settings.extrapolation_rate:
+            steady = Clock(clock_type=ClockType.STEADY_TIME)
+            self.create_timer(1 / self.settings.extrapolation_rate, self._send_prediction, clock=steady)
 
     # ---- lifecycle ----
 
@@ -181,6 +186,7 @@ class LepardNode(LifecycleNode):
     def _stop_input(self) -> None:
         with self._gate:  # from here on nothing leaves the node, not even the result of the cloud being processed
             self._session, self._standing = INACTIVE, None
+            self._extrapolator.forget()
         for subscription in self._inputs:
             self.destroy_subscription(subscription)
         self._inputs = []
@@ -279,12 +285,14 @@ class LepardNode(LifecycleNode):
         return message, message.header
 
     def _decode(self, message: Any, arrival: Arrival) -> Frame:
+        # The rigid tracker would thin it anyway; thinned here, what it does not use is never copied.
+        most = LIVE_POINTS if self.settings.mode == "rigid" else None
         if self.settings.input == "cloud":
-            return conversion.frame_from_cloud(message)
+            return conversion.frame_from_cloud(message, most)
         if not arrival.infos:
             raise InputError("A depth image came but no camera info yet; remap camera_info to the depth camera's.")
         same = [info for info in arrival.infos if info.header.stamp == message.header.stamp]
-        return conversion.frame_from_depth(message, (same or arrival.infos)[-1], self._rectified())
+        return conversion.frame_from_depth(message, (same or arrival.infos)[-1], self._rectified(), most)
 
     def _rectified(self) -> bool:
         """Whether depth images are free of the lens's distortion; if not told, their topic's name says it."""
@@ -327,6 +335,7 @@ class LepardNode(LifecycleNode):
             return
         if status.state not in (TrackingStatus.OK, TrackingStatus.RELOCALISED):
             self._standing = None
+            self._extrapolator.forget()
         self.health.state, self.health.state_reason = _STATES[status.state], status.reason_text
         self.health.stages = dict(zip(status.stage_names, status.stage_seconds, strict=True))
         self.health.latencies.append(self._latency(status))
@@ -349,6 +358,8 @@ class LepardNode(LifecycleNode):
             self._standing = placed
             tolerance = int(self.settings.transform_tolerance * 1e9)
             placed = placed._replace(stamp_ns=self._now_ns() + tolerance)
+        else:
+            self._extrapolator.note(placed, self._now_ns())
         if self._plan is not None:
             self._plan.note_sent(placed.parent, placed.child, placed.stamp_ns)
         self._broadcaster.send(placed.parent, placed.child, placed.stamp_ns, placed.matrix)
@@ -358,6 +369,13 @@ class LepardNode(LifecycleNode):
         with self._gate:
             if self._standing is not None and self.settings.publish_tf and self._session != INACTIVE:
                 self._send_transform(self._standing)
+
+    def _send_prediction(self) -> None:
+        """Between two clouds, send where the sensor is if it moves on as before."""
+        with self._gate:
+            placed = self._extrapolator.at(self._now_ns())
+            if placed is not None and self.settings.publish_tf and self._session != INACTIVE:
+                self._broadcaster.send(placed.parent, placed.child, placed.stamp_ns, placed.matrix)
 
     def _latency(self, status: TrackingStatus) -> float:
         return (self._now_ns() - conversion.stamp_to_ns(status.header.stamp)) * 1e-9
@@ -417,6 +435,7 @@ class LepardNode(LifecycleNode):
             where = self._set_aside(self._mode)
             self._mode.reset()
             self._standing = None
+            self._extrapolator.forget()
             if self._plan is not None:
                 self._plan.forget_motion()
         return where

@@ -109,6 +109,13 @@ class NodeSettings:
         low=0.0,
         high=200.0,
     )
+    extrapolation_rate: float = _option(
+        0.0,
+        "How often a predicted transform is sent between two clouds [Hz]: the last motion goes on for at most one "
+        "period of the sensor. 0: measured poses only. Not with odom_frame, whose odometry does this.",
+        low=0.0,
+        high=200.0,
+    )
     transform_tolerance: float = _option(
         0.2,
         "By how much the repeated transform is dated ahead, so that others find it [s].",

@@ -2,6 +2,7 @@
 """Rigid mode: the pose of a moving sensor, as TF, odometry, path and map."""
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,6 +32,8 @@ from lepard_ros.tracking.track import Track, TrackerSettings, Twist
 
 # A longer path is thinned out: rclpy needs about 10 microseconds for each pose.
 MAX_PATH_POSES = 1000
+SMALL_MAP = 100  # keyframes
+MAP_PAUSE = 30.0  # a map is made again after so many times what its making took
 # A map's first pose is exact by definition, but filters take a covariance of zero for "unknown": metres and radians.
 MIN_SIGMA = 1e-3
 # When memory does not suffice, a cloud is tried again on a grid so many times the network's own: a ninth of the points.
@@ -157,7 +160,7 @@ class RigidMode:
         """The pose first: it is out before markers, path and map are even made."""
         yield from self._pose_outputs(track, frame, anchor)
         yield from self._match_outputs(track, frame, wanted)
-        yield from self._map_outputs(frame)
+        yield from self._map_outputs(frame, wanted)
 
     def _pose_outputs(self, track: Track, frame: Frame, anchor: Anchor) -> list[Output]:
         """TF and odometry; nothing for a cloud whose pose was not accepted."""
@@ -202,21 +205,24 @@ class RigidMode:
             starts, ends, registration.inliers, frame.stamp_ns, settings.map_frame, settings.marker_lines
         )
 
-    def _map_outputs(self, frame: Frame) -> list[Output]:
-        """Path and map, when they changed and not more often than `map_period`."""
-        if not self._map_changed or frame.stamp_ns < self._map_due_ns:
-            return []
+    def _map_outputs(self, frame: Frame, wanted: set[str]) -> Iterator[Output]:
+        """Path and map, when they changed and not more often than `map_period`, or than their making allows.
+
+        A small map is made for late subscribers too; a large one, which takes long, only while somebody listens.
+        """
+        small = len(self._tracker.keyframes) <= SMALL_MAP
+        if not self._map_changed or frame.stamp_ns < self._map_due_ns or not (small or wanted & {"path", "map"}):
+            return
+        started = time.monotonic()
         self._map_changed = False
-        self._map_due_ns = frame.stamp_ns + int(self._settings.map_period * 1e9)
         frame_id = self._settings.map_frame
-        stamps, poses = self._tracker.path()
-        thinned = slice(None, None, -(-len(stamps) // MAX_PATH_POSES) or 1)
-        nanoseconds = [round(stamp * 1e9) for stamp in stamps[thinned]]
+        stamps, poses = self._tracker.path(MAX_PATH_POSES)
+        nanoseconds = [round(stamp * 1e9) for stamp in stamps]
+        yield Output("path", conversion.path_message(nanoseconds, poses, frame.stamp_ns, frame_id))
         points = self._tracker.map_points(self._settings.map_spacing)
-        return [
-            Output("path", conversion.path_message(nanoseconds, poses[thinned], frame.stamp_ns, frame_id)),
-            Output("map", conversion.cloud_message(points, frame.stamp_ns, frame_id)),
-        ]
+        yield Output("map", conversion.cloud_message(points, frame.stamp_ns, frame_id))
+        pause = max(self._settings.map_period, MAP_PAUSE * (time.monotonic() - started))
+        self._map_due_ns = frame.stamp_ns + int(pause * 1e9)
 
     def _status(self, track: Track, frame: Frame) -> TrackingStatus:
         """The status of a tracked cloud."""

@@ -5,7 +5,9 @@ Counting clouds instead of seconds makes a replay repeatable: a job's result is 
 was handed over, on a fast and on a slow machine. Tracking waits for a job that takes longer than that.
 """
 
+import os
 import queue
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
 Answer = TypeVar("Answer")
+NICER = 5  # how much less urgent than tracking its thread is, in steps of nice
 IDLE_SECONDS = 5.0  # a thread without work ends after so long; the next job starts another
 
 
@@ -82,6 +85,7 @@ class Background:
         return result
 
     def _work(self) -> None:
+        _step_back()
         while True:
             try:
                 work, result = self._waiting.get(timeout=IDLE_SECONDS)
@@ -92,6 +96,13 @@ class Background:
                         return
                 continue
             _perform(work, result)
+
+
+def _step_back() -> None:
+    """Let tracking go first where processors are few: only this thread is made less urgent."""
+    if sys.platform == "linux":  # elsewhere a thread has no priority of its own, or no number to name it by
+        own = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, own, min(19, os.getpriority(os.PRIO_PROCESS, own) + NICER))
 
 
 def _perform(work: Callable[[], Answer], result: "Future[Answer]") -> None:

@@ -1,6 +1,7 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Motion first: predict where the sensor is, align its cloud to the surface around it, and put that to the test."""
 
+import itertools
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -34,7 +35,10 @@ SURE_ODDS = 1.0
 # A right motion puts at most 0.05 of the points into free space there, and 95 % of them at most 0.01; a cloud that slid
 # along the walls of a room puts 0.04 to 0.27.
 MAX_CONFLICT = 0.03
-STANDING = 0.02  # metres between two predictions from which both are tried
+ALIKE = 6  # keyframes around a predicted pose whose overlap with the cloud is compared
+# Between two predictions from which both are tried.
+STANDING = 0.02  # metres
+STANDING_DEGREES = 2.0
 
 
 class Pace(NamedTuple):
@@ -101,10 +105,8 @@ class Follower:
         if not guesses or not self.recent(stamp):
             return None
         frame = self.candidates(view, guesses[0], 1)[0]
-        apart = motion_between(*guesses[:2])[0] if len(guesses) > 1 else 0.0
-        guesses = guesses if apart > STANDING else guesses[:1]
-        for wide in (False, True):
-            motion = invert(frame.pose) @ self.local_map.align(view, guesses, frame, wide)
+        for guess, wide in itertools.product(_distinct(guesses), (False, True)):
+            motion = invert(frame.pose) @ self.local_map.align(view, guess, frame, wide)
             sighting = self._judged(view, frame, motion, self._sure)
             if self.reachable_from_last(sighting, stamp):
                 return sighting
@@ -124,7 +126,7 @@ class Follower:
     def candidates(self, view: View, pose: FloatArray, count: int) -> list[Keyframe]:
         """The keyframes that should see most of a cloud at a pose (4, 4); the last one a little preferred."""
         keyframes = self._map.keyframes
-        rated = keyframes.by_overlap(view.surface, pose)
+        rated = keyframes.by_overlap(view.surface, pose, most=ALIKE)
         rated.sort(key=lambda pair: -pair[0] - (STAY if pair[1].id == self._last_keyframe else 0.0))
         return [frame for _, frame in rated[:count]] or [keyframes.nearest(pose)]
 
@@ -152,3 +154,13 @@ class Follower:
         seconds = abs(stamp - since)
         near = distance <= SLACK + self.settings.max_speed * seconds
         return near and turn <= SLACK_DEGREES + self.settings.max_turn * seconds
+
+
+def _distinct(guesses: list[FloatArray]) -> list[FloatArray]:
+    """The first guess, and those that lead elsewhere."""
+
+    def differs(guess: FloatArray) -> bool:
+        distance, turn = motion_between(guesses[0], guess)
+        return distance > STANDING or turn > STANDING_DEGREES
+
+    return guesses[:1] + [guess for guess in guesses[1:] if differs(guess)]

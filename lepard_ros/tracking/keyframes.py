@@ -14,6 +14,7 @@ from lepard_ros.registration.types import Surface
 from lepard_ros.tracking.views import View
 
 PROBES = 300  # points of a cloud that are looked up to predict an overlap: good to about three per cent
+ALIKE = 40  # keyframes whose overlap is predicted, of however many there are
 DEGREES_PER_METRE = 60.0  # a turn by this much changes the view about as much as a step of one metre
 
 
@@ -100,15 +101,18 @@ class KeyframeBuffer:
         """(K, 4, 4), oldest first."""
         return np.array([frame.pose for frame in self]).reshape(-1, 4, 4)
 
-    def by_overlap(self, surface: Surface, pose: FloatArray, slack: float = 0.0) -> list[tuple[float, Keyframe]]:
+    def by_overlap(
+        self, surface: Surface, pose: FloatArray, slack: float = 0.0, most: int = ALIKE
+    ) -> list[tuple[float, Keyframe]]:
         """Keyframes with the share of the surface at `pose` that should lie on them, largest first.
 
-        slack: metres by which the pose may be wrong. Keyframes that share nothing are left out.
+        slack: metres by which the pose may be wrong. most: only so many are looked at, those whose views are most like
+        that of the pose. Keyframes that share nothing are left out.
         """
+        frames = list(self)
+        order = np.argsort(view_distances(self.poses(), pose), kind="stable")[:most]
         probes = move(pose, sample(surface, PROBES).points)
-        within = float(np.linalg.norm(probes.max(0) - probes.min(0))) * 2 + slack
-        close = [frame for frame in self if np.linalg.norm(frame.pose[:3, 3] - pose[:3, 3]) < within]
-        rated = [(predicted_overlap(probes, frame, slack), frame) for frame in close]
+        rated = [(predicted_overlap(probes, frames[index], slack), frames[index]) for index in order]
         return sorted((pair for pair in rated if pair[0] > 0), key=lambda pair: -pair[0])
 
     def _most_redundant(self) -> Keyframe:
@@ -118,6 +122,11 @@ class KeyframeBuffer:
         distances = np.array([np.partition(view_distances(poses, pose), 1)[1] for pose in poses])
         distances[[0, -1]] = np.inf
         return frames[int(distances.argmin())] if len(frames) > 2 else frames[0]
+
+
+def expected_overlap(surface: Surface, pose: FloatArray, frame: Keyframe) -> float:
+    """The share of a surface at a pose (4, 4) of the map's frame that should lie on a keyframe."""
+    return predicted_overlap(move(pose, sample(surface, PROBES).points), frame, 0.0)
 
 
 def predicted_overlap(probes: FloatArray, frame: Keyframe, slack: float) -> float:

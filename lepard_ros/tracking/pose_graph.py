@@ -64,9 +64,13 @@ class PoseGraph:
 
     def around(self, node: int, hops: int) -> set[int]:
         """The keyframes that a chain of at most so many edges ties to one, itself included."""
+        links: dict[int, set[int]] = {}
+        for edge in self.edges:
+            links.setdefault(edge.source, set()).add(edge.target)
+            links.setdefault(edge.target, set()).add(edge.source)
         reached = {node}
         for _ in range(hops):
-            reached |= {end for edge in self.edges if not reached.isdisjoint(_ends(edge)) for end in _ends(edge)}
+            reached = reached.union(*(links.get(one, ()) for one in reached))
         return reached
 
     def optimised(self, poses: dict[int, FloatArray]) -> dict[int, FloatArray]:

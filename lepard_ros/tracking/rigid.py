@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lepard_ros.errors import InputError
 from lepard_ros.geometry.arrays import FloatArray
@@ -20,14 +19,14 @@ from lepard_ros.registration.types import NO_MATCHES, Registration, StageClock, 
 from lepard_ros.tracking.background import Background
 from lepard_ros.tracking.follower import FOLLOW_SECONDS, Follower
 from lepard_ros.tracking.keyframe_map import SURFACE_SPACING, Correction, KeyframeMap
-from lepard_ros.tracking.keyframes import Keyframe, KeyframeBuffer
+from lepard_ros.tracking.keyframes import Keyframe, KeyframeBuffer, expected_overlap
 from lepard_ros.tracking.loops import Student, Study
 from lepard_ros.tracking.pose_graph import Edge
 from lepard_ros.tracking.relocaliser import Relocaliser
 from lepard_ros.tracking.sightings import Sighting, largest_group
 from lepard_ros.tracking.state import Event, next_state
 from lepard_ros.tracking.track import Track, TrackerSettings, TrackingState, Twist
-from lepard_ros.tracking.views import View, finite_points, see
+from lepard_ros.tracking.views import View, live_points, see
 
 if TYPE_CHECKING:
     from lepard_ros.matcher import Matcher
@@ -117,9 +116,12 @@ class RigidTracker:
         """The map on a grid of `spacing` metres: (N, 3)."""
         return self._map.points(spacing)
 
-    def path(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Stamps (K,) and poses (K, 4, 4) of all accepted clouds, as corrected by loops so far."""
-        return self._map.path.poses(self.keyframes)
+    def path(self, most: int | None = None) -> tuple[FloatArray, FloatArray]:
+        """Stamps (K,) and poses (K, 4, 4) of the accepted clouds, as corrected by loops so far.
+
+        most: only so many of them, evenly chosen.
+        """
+        return self._map.path.poses(self.keyframes, most)
 
     def edges(self) -> list[Edge]:
         """The measured motions between keyframes."""
@@ -156,9 +158,9 @@ class RigidTracker:
         points = np.asarray(points)
         if points.ndim not in (2, 3) or points.shape[-1] != 3:
             raise InputError(f"A cloud must have shape (N, 3) or (H, W, 3), but has {points.shape}.")
-        count = len(finite_points(points))
-        if count < MIN_POINTS:
-            return None, f"the cloud has only {count} points"
+        points = live_points(points)
+        if len(points) < MIN_POINTS:
+            return None, f"the cloud has only {len(points)} points"
         self._choose_grid(points)
         view = see(points, self._map.spacing, self._map.grid)
         if len(view.surface.points) < MIN_POINTS:
@@ -173,7 +175,7 @@ class RigidTracker:
         if self._map.grid is not None:
             return
         loaded = next((frame.view.cloud for frame in self.keyframes), None)
-        grid = self.matcher.tracking_grid(finite_points(points)) if loaded is None else loaded.surface.spacing
+        grid = self.matcher.tracking_grid(points) if loaded is None else loaded.surface.spacing
         self._map.grid = grid
         self._map.spacing = SURFACE_SPACING * max(grid / self.matcher.network_grid, 1.0)
 
@@ -265,7 +267,7 @@ class RigidTracker:
             seconds=clock.seconds,
         )
         self._loop_closed = False
-        grows = self._state is TrackingState.OK and self._worth_keeping(believed)
+        grows = self._state is TrackingState.OK and self._worth_keeping(view, believed)
         return self._grow(track, view, believed, clock) if grows else track
 
     def _twist(self, stamp: float, believed: Sighting) -> Twist | None:
@@ -281,15 +283,17 @@ class RigidTracker:
         turned = np.kron(np.eye(2), believed.registration.transform[:3, :3].T)  # type: ignore[index]
         return Twist(velocity_between(latest[0][1], pose, seconds), turned @ (2 * covariance) @ turned.T / seconds**2)
 
-    def _worth_keeping(self, believed: Sighting) -> bool:
+    def _worth_keeping(self, view: View, believed: Sighting) -> bool:
         """Whether a cloud shows enough that the map does not have yet, and is well enough placed to build on."""
         settings, motion = self.settings, believed.registration
         if not settings.mapping or motion.transform is None or motion.overlap < KEYFRAME_MIN_OVERLAP:
             return False
         distance, turn = motion_between(np.eye(4), motion.transform)
         moved = distance > settings.keyframe_distance or turn > settings.keyframe_degrees
-        differs = moved or motion.overlap < settings.keyframe_overlap
-        return differs and not self._map.has_view(believed.keyframe.pose @ motion.transform, believed.keyframe)
+        pose = believed.keyframe.pose @ motion.transform
+        # Not `motion.overlap`: of a far and noisy surface little lies exactly on what was seen before.
+        differs = moved or expected_overlap(view.surface, pose, believed.keyframe) < settings.keyframe_overlap
+        return differs and not self._map.has_view(pose, believed.keyframe)
 
     def _grow(self, track: Track, view: View, believed: Sighting, clock: StageClock) -> Track:
         """Make the cloud a keyframe; the second worker ties it to the map."""

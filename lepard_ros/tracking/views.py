@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lepard_ros.cloud.ranges import LIVE_POINTS, thinned
 from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.registration.types import Surface
-from lepard_ros.tracking.compiled import Shape, shape_of
+from lepard_ros.tracking.compiled import Shape, live_shape_of
 from lepard_ros.tracking.places import describe
 
 if TYPE_CHECKING:
     from lepard_ros.matcher import EncodedCloud, Matcher
-
-# A live cloud is thinned to about so many points before it is put on a grid: of 640 x 480 every second row and column.
-LIVE_POINTS = 70_000
 
 
 @dataclass
@@ -62,24 +60,15 @@ class View:
 
 
 def see(points: FloatArray, spacing: float, grid: float | None = None) -> View:
-    """A cloud (N, 3) or organised (H, W, 3) seen from its origin, on a grid of `spacing` metres.
+    """A cloud of finite points (N, 3) seen from its origin, on a grid of `spacing` metres.
 
     grid: metres, on which it will be encoded (None: the matcher's own).
     """
-    return View(shape_of(finite_points(thinned(points)), spacing), finite_points(points), grid=grid)
+    return View(live_shape_of(points, spacing), points, grid=grid)
 
 
-def thinned(points: FloatArray) -> FloatArray:
-    """Every n-th row and column of an organised cloud, or every n-th point, so that about LIVE_POINTS remain."""
-    count = points.size // 3
-    if points.ndim == 2:
-        return points[:: max(1, round(count / LIVE_POINTS))]
-    step = max(1, round((count / LIVE_POINTS) ** 0.5))
-    return points[::step, ::step]
-
-
-def finite_points(points: FloatArray) -> FloatArray:
-    """The finite points of a cloud, (N, 3)."""
-    flat = points.reshape(-1, 3)
+def live_points(points: FloatArray) -> FloatArray:
+    """The finite points of a cloud (N, 3) or (H, W, 3), thinned where they are many: (n, 3)."""
+    flat = thinned(points, LIVE_POINTS).reshape(-1, 3)
     finite = np.isfinite(flat[:, 0]) & np.isfinite(flat[:, 1]) & np.isfinite(flat[:, 2])
     return flat if finite.all() else flat[finite]

@@ -2,6 +2,7 @@
 """Whether an alignment can be trusted: evidence from the surfaces and the matches, and one rule that weighs it."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -102,6 +103,7 @@ def free_space_conflict(
 PLANE_CELLS = 5.0  # cells within which parallel surfaces are one plane
 
 
+@lru_cache(maxsize=32)
 def distinctness(surface: Surface) -> FloatArray:
     """What each point of a surface is worth as evidence, (N,): a wall fits any wall, a chair only a chair.
 

@@ -2,6 +2,7 @@
 """Point-to-plane alignment of surfaces, several starting motions at once."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -46,6 +47,7 @@ class Contact(NamedTuple):
         return self.touching & (self.distance < 1.5 * spacing) & (np.abs(self.residual) < 0.6 * spacing)
 
 
+@lru_cache(maxsize=32)
 def sample(surface: Surface, most: int) -> Surface:
     """At most `most` points of a surface, evenly and always the same ones."""
     count = len(surface.points)

@@ -1,0 +1,35 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
+"""Transforms between two clouds: the last motion goes on, for at most one period of the sensor."""
+
+from lepard_ros.geometry.poses import extrapolate
+from lepard_ros.ros.modes import Placement
+
+
+class Extrapolator:
+    """Remembers the last two transforms, and says where the sensor is now if it moves on as between them."""
+
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        self.forget()
+
+    def forget(self) -> None:
+        """The pose is not known any more: nothing goes on."""
+        self._last: Placement | None = None
+        self._before: Placement | None = None
+        self._sent_ns = 0
+
+    def note(self, placed: Placement, now_ns: int) -> None:
+        """A measured transform was sent at a time of the node's clock."""
+        continues = self._last is not None and self._last.stamp_ns < placed.stamp_ns
+        self._before, self._last, self._sent_ns = self._last if continues else None, placed, now_ns
+
+    def at(self, now_ns: int) -> Placement | None:
+        """The transform for now; None one sensor period after the last measured one was sent, or without a motion."""
+        if self._last is None or self._before is None:
+            return None
+        period = self._last.stamp_ns - self._before.stamp_ns
+        if not self._sent_ns < now_ns <= self._sent_ns + period or now_ns <= self._last.stamp_ns:
+            return None
+        share = (now_ns - self._last.stamp_ns) / period
+        matrix = extrapolate(self._before.matrix, self._last.matrix, share)
+        return self._last._replace(stamp_ns=now_ns, matrix=matrix)

@@ -4,6 +4,7 @@
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.geometry.poses import orthonormal
@@ -50,9 +51,12 @@ class SensorPath:
         """The newest stamps and poses, newest first."""
         return [(s.stamp, orthonormal(keyframes[s.keyframe_id].pose @ s.step)) for s in self._steps[: -count - 1 : -1]]
 
-    def poses(self, keyframes: KeyframeBuffer, most: int | None = None) -> tuple[FloatArray, FloatArray]:
+    def poses(
+        self, keyframes: KeyframeBuffer, most: int | None = None
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Stamps (K,) and poses (K, 4, 4), oldest first, as the keyframes stand now. most: so many, evenly chosen."""
         steps = self._steps[:: 1 if most is None else max(1, -(-len(self) // most))]
         stamps = np.array([s.stamp for s in steps], dtype=np.float64)
         starts = np.array([keyframes[s.keyframe_id].pose for s in steps]).reshape(-1, 4, 4)
-        return stamps, orthonormal(starts @ np.array([s.step for s in steps]).reshape(-1, 4, 4))
+        steps_only = np.array([s.step for s in steps]).reshape(-1, 4, 4)
+        return stamps, np.asarray(orthonormal(starts @ steps_only), dtype=np.float64)

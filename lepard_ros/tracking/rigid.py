@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lepard_ros.errors import InputError
 from lepard_ros.geometry.arrays import FloatArray
@@ -116,7 +117,7 @@ class RigidTracker:
         """The map on a grid of `spacing` metres: (N, 3)."""
         return self._map.points(spacing)
 
-    def path(self, most: int | None = None) -> tuple[FloatArray, FloatArray]:
+    def path(self, most: int | None = None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Stamps (K,) and poses (K, 4, 4) of the accepted clouds, as corrected by loops so far.
 
         most: only so many of them, evenly chosen.

@@ -41,13 +41,13 @@ def room_sequence(seed: int, frames: int, rate: float, width: int = 320) -> Sequ
     if frames < 2 or not rate > 0 or not 16 <= width <= 640:
         raise InputError("A sequence needs at least 2 frames, a rate above 0 and a width of 16 to 640 pixels.")
     rng = np.random.default_rng([seed, 2])
-    sensor = _steady_sensor(width)
+    sensor = steady_sensor(width)
     room, scene, poses = _room_with_loop(rng, sensor, frames, frames / rate)
     depths = [observe(rng, sensor, look(scene, sensor.camera, pose), room.hole_rate) for pose in poses]
     return Sequence(sensor.camera, np.arange(frames) / rate, np.stack(depths).astype(np.float32), poses)
 
 
-def _steady_sensor(width: int) -> DepthSensor:
+def steady_sensor(width: int) -> DepthSensor:
     """A camera like those that robots carry, of ordinary quality."""
     return DepthSensor(
         pinhole(width, np.radians(62)),

@@ -105,7 +105,7 @@ def _wall_piece(rng: Generator, length: float, height: float) -> list[Mesh]:
     )
 
 
-def _walls(rng: Generator, corners: FloatArray, height: float) -> list[Mesh]:
+def walls(rng: Generator, corners: FloatArray, height: float) -> list[Mesh]:
     """All walls of a footprint with details and at times a skirting board."""
     parts: list[Mesh] = []
     skirting = rng.uniform(0.01, 0.04) if rng.random() < 0.5 else 0.0
@@ -139,7 +139,7 @@ def _shell(rng: Generator, corners: FloatArray, height: float) -> Mesh:
             box(wide, size[1], deep, (x, centre[1], height - deep))
             for x in np.arange(low[0], high[0], rng.uniform(1, 2.5))
         ]
-    return merge([floor, ceiling, *beams, *_walls(rng, corners, height)])
+    return merge([floor, ceiling, *beams, *walls(rng, corners, height)])
 
 
 # ---------------------------------------------------------------- furniture

@@ -1,0 +1,92 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
+"""One floor of a building: a furnished corridor around a core, and a camera that is carried around it several times."""
+
+import numpy as np
+
+from lepard_ros.geometry.arrays import FloatArray, Generator
+from lepard_ros.synthesis import furniture
+from lepard_ros.synthesis.fragments import camera_pose
+from lepard_ros.synthesis.meshes import Mesh, box, merge, standing
+from lepard_ros.synthesis.rooms import wall_yaw, walls
+
+LENGTH, WIDTH, HEIGHT = 22.0, 15.0, 2.7  # metres, outer walls
+CORRIDOR = 3.2  # metres
+CORNER = 1.0  # metres, radius of the walked path at its corners
+PIECE_EVERY = 1.3  # metres of wall
+DEEPEST_PIECE = 0.9  # metres from the wall; the middle of the corridor stays free
+EYES = 1.3  # metres above the floor
+TURN_BACK = 0.06  # share of a round in which the camera is turned to look the other way
+
+
+def floor_meshes(rng: Generator) -> list[Mesh]:
+    """The corridor with its walls (the first mesh) and furniture; metres, z up, the floor at z = 0."""
+    outer, inner = _rectangle(LENGTH, WIDTH), _rectangle(LENGTH - 2 * CORRIDOR, WIDTH - 2 * CORRIDOR)[::-1]
+    slabs = [box(LENGTH + 6, WIDTH + 6, 0.1, (0.0, 0.0, z)) for z in (-0.1, HEIGHT)]
+    shell = merge([*slabs, *walls(rng, outer, HEIGHT), *walls(rng, inner, HEIGHT)])
+    return [shell, *_furniture(rng, outer), *_furniture(rng, inner)]
+
+
+def rounds(clouds: int, count: int) -> FloatArray:
+    """Camera poses (clouds, 4, 4) of `count` rounds through the corridor; every second round looks backwards."""
+    phase = np.linspace(0.0, count, clouds, endpoint=False)
+    places, headings = _middle_line(phase % 1.0)
+    backwards = _turned_back(phase)
+    yaw = np.unwrap(headings) + np.pi * backwards + 0.35 * np.sin(2 * np.pi * 11 * phase)
+    pitch = -0.15 + 0.08 * np.sin(2 * np.pi * 7 * phase)
+    height = EYES + 0.04 * np.sin(2 * np.pi * 31 * phase)
+    views = zip(places, height, yaw, pitch, strict=True)
+    return np.stack([camera_pose(np.array([*place, z]), turn, nod, 0.0) for place, z, turn, nod in views])
+
+
+def random_views(rng: Generator, count: int) -> FloatArray:
+    """Camera poses (count, 4, 4) anywhere along the corridor, off its middle, forwards or backwards."""
+    places, headings = _middle_line(rng.uniform(0, 1, count))
+    yaw = headings + np.pi * rng.integers(0, 2, count) + rng.uniform(-0.5, 0.5, count)
+    places = places + rng.uniform(-0.4, 0.4, places.shape)
+    heights = rng.uniform(EYES - 0.2, EYES + 0.2, count)
+    views = zip(places, heights, yaw, rng.uniform(-0.25, 0.0, count), strict=True)
+    return np.stack([camera_pose(np.array([*place, z]), turn, nod, 0.0) for place, z, turn, nod in views])
+
+
+def _rectangle(length: float, width: float) -> FloatArray:
+    """Corners (4, 2), counter-clockwise around the origin."""
+    return np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]]) * (length / 2, width / 2)
+
+
+def _furniture(rng: Generator, corners: FloatArray) -> list[Mesh]:
+    """Pieces with their backs to the walls of a footprint (K, 2), which lie on its outer side."""
+    placed = []
+    for a, b in zip(corners, np.roll(corners, -1, axis=0), strict=True):
+        yaw, length = wall_yaw(a, b), float(np.linalg.norm(b - a))
+        inward = np.array([np.sin(yaw), -np.cos(yaw)])
+        for along in np.arange(1.0, length - 1.0, PIECE_EVERY):
+            piece = standing(furniture.AGAINST_WALL[rng.integers(len(furniture.AGAINST_WALL))](rng))
+            if rng.random() < 0.2 or piece.size[1] > DEEPEST_PIECE:
+                continue
+            spot = a + (b - a) * (along + rng.uniform(-0.2, 0.2)) / length + inward * (piece.size[1] / 2 + 0.03)
+            placed.append(piece.placed((spot[0], spot[1], 0.0), yaw + rng.normal(0, 0.03)))
+    return placed
+
+
+def _middle_line(phase: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Places (N, 2) and headings (N,) radians on the rounded middle of the corridor; phase: (N,) shares of a round."""
+    sides = np.array([LENGTH - CORRIDOR, WIDTH - CORRIDOR] * 2) - 2 * CORNER
+    arc = np.pi / 2 * CORNER
+    ends = np.cumsum(sides + arc)
+    at = phase * ends[-1]
+    side = np.searchsorted(ends, at, side="right").clip(0, 3)
+    along = at - (ends - sides - arc)[side]
+    bend = np.clip((along - sides[side]) / CORNER, 0.0, None)  # radians into the corner that ends the side
+    straight = np.minimum(along, sides[side]) + CORNER
+    in_side = np.stack([straight + CORNER * np.sin(bend), CORNER * (1 - np.cos(bend))], axis=1)
+    start = _rectangle(LENGTH - CORRIDOR, WIDTH - CORRIDOR)[side]
+    turn = side * np.pi / 2
+    across = np.stack([np.cos(turn), np.sin(turn), -np.sin(turn), np.cos(turn)], axis=1).reshape(-1, 2, 2)
+    return start + np.einsum("ni,nij->nj", in_side, across), turn + bend
+
+
+def _turned_back(phase: FloatArray) -> FloatArray:
+    """(N,) 0 where the camera looks ahead, 1 where it looks back, smoothly between; phase: rounds since the start."""
+    number, within = np.divmod(phase, 1.0)
+    turning = 0.5 - 0.5 * np.cos(np.pi * np.clip(within / TURN_BACK, 0.0, 1.0))
+    return np.where(number % 2 == 1, turning, np.where(number > 0, 1.0 - turning, 0.0))

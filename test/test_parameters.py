@@ -332,6 +332,34 @@ def test_an_old_item_is_left_for_one_that_is_due_but_not_lost(
     assert done == expected
 
 
+def test_a_worker_that_keeps_up_takes_every_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock of our own: one item takes longer than the period, and the next one waits for 50 ms."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(worker_module, "time", clock)
+    monkeypatch.setattr(worker_module, "SOON", 100.0)
+    begun, go_on, done = threading.Event(), threading.Event(), []
+
+    def process(item: int) -> None:
+        if item == 1:
+            begun.set()
+            go_on.wait(5)
+        done.append(item)
+
+    worker: Worker[int] = Worker(process, lambda item, error: None)
+    worker.offer(0)
+    wait_for(lambda: worker.processed == 1)
+    clock.now = 10.0
+    worker.offer(1)
+    assert begun.wait(5)
+    clock.now = 20.0
+    worker.offer(2)
+    clock.now = 20.05
+    go_on.set()
+    wait_for(lambda: len(done) == 3)
+    assert worker.stop(5)
+    assert done == [0, 1, 2] and worker.dropped == 0
+
+
 def test_an_error_goes_to_its_handler_and_the_next_item_is_processed() -> None:
     failed: list[str] = []
     reached = threading.Event()

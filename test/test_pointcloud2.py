@@ -17,6 +17,7 @@ from scipy.ndimage import map_coordinates
 from lepard_ros.cloud.depth import Camera
 from lepard_ros.cloud.depth_image import camera_from_info, decode_depth
 from lepard_ros.cloud.pointcloud2 import Field, decode_points, encode_points
+from lepard_ros.cloud.ranges import thinned
 from lepard_ros.errors import InputError
 
 CODES = {1: "b", 2: "B", 3: "h", 4: "H", 5: "i", 6: "I", 7: "f", 8: "d"}
@@ -310,3 +311,20 @@ def test_a_lens_that_is_not_known_is_refused_and_a_rectified_image_needs_none() 
     assert camera_from_info(info, rectified=False) == Camera(64, 48, 50.0, 50.0, 31.5, 23.5, lens=(0.1,) * 4)
     info.d = [0.0] * 5
     assert camera_from_info(info, rectified=False).fx == 49.0
+
+
+def test_a_large_image_is_thinned_as_the_tracker_would_thin_it() -> None:
+    points = np.random.default_rng(0).normal(size=(120, 160, 3)).astype(np.float32)
+    points[::3] = np.nan
+    encoded = encode_points(points)
+    thin = decode_points(encoded, most=3000)
+    np.testing.assert_array_equal(thin, thinned(points, 3000))
+    assert thin.shape == (60, 80, 3), "two thirds of 19,200 points are finite: every second row and column"
+    assert decode_points(encoded, most=100_000).shape == points.shape
+
+
+def test_a_small_thing_in_a_wide_image_keeps_its_points() -> None:
+    points = np.full((480, 640, 3), np.nan, np.float32)
+    points[100:200, 100:200] = 1.0
+    assert thinned(points, 70_000).shape == points.shape
+    assert thinned(np.ones((210_000, 3), np.float32), 70_000).shape == (70_000, 3)

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
-# An item that has waited for longer than STALE seconds is left for the next one if that is due within SOON seconds: the
-# result is then younger when it comes, and little time is lost. It is kept until the next one is really there.
+# Where items come faster than they are worked on, one that has waited for more than STALE seconds is left for the next
+# one if that is due within SOON seconds: the result is then younger when it comes, and little time is lost. It is kept
+# until the next one is really there. A worker that keeps up takes every item: it makes up for one that took long.
 STALE, SOON, LATENESS = 0.03, 0.075, 0.01
+MEMORY = 0.8  # how much of the usual time of work stays with each item
 
 
 class Worker(Generic[Item]):
@@ -27,6 +29,7 @@ class Worker(Generic[Item]):
         self._changed = threading.Condition()
         self.received = self.processed = self.dropped = 0
         self._arrived, self._period = time.monotonic(), math.inf  # of the newest item; between it and the one before
+        self._usual = 0.0  # seconds of work on an item
         self._thread = threading.Thread(target=self._run, name="lepard_worker", daemon=True)
         self._thread.start()
 
@@ -51,10 +54,13 @@ class Worker(Generic[Item]):
 
     def _run(self) -> None:
         while (item := self._take()) is not None:
+            started = time.monotonic()
             try:
                 self._process(item)
             except Exception as error:  # the one place that must survive whatever a frame does
                 self._on_error(item, error)
+            seconds = time.monotonic() - started
+            self._usual = MEMORY * self._usual + (1 - MEMORY) * seconds if self.processed else seconds
             self.processed += 1
 
     def _take(self) -> Item | None:
@@ -62,7 +68,8 @@ class Worker(Generic[Item]):
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or self._waiting is not None)
             item, due = self._waiting, self._arrived + self._period - time.monotonic()
-            if time.monotonic() - self._arrived > STALE and 0 < due < SOON:
+            behind = self._usual > self._period
+            if behind and time.monotonic() - self._arrived > STALE and 0 < due < SOON:
                 self._changed.wait_for(lambda: self._stopping or self._waiting is not item, due + LATENESS)
             item, self._waiting = self._waiting, None
             return None if self._stopping else item

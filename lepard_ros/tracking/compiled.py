@@ -6,6 +6,7 @@ Where it is not installed, our own grid, normals and point-to-plane ICP do the s
 
 import importlib
 import logging
+from collections.abc import Sequence
 from functools import lru_cache
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -81,23 +82,29 @@ def live_shape_of(points: FloatArray, spacing: float) -> Shape:
     return shape._replace(few=few, coarse=library.voxelgrid_sampling(shape.cloud, COARSE * spacing))
 
 
-def align_shapes(source: Shape, target: Shape, guess: FloatArray, wide: bool = False) -> FloatArray:
-    """The motion (4, 4) of the source to the target, from a guess of it.
+def align_shapes(source: Shape, target: Shape, guesses: Sequence[FloatArray], wide: bool = False) -> FloatArray:
+    """The motion (4, 4) of the source to the target, from the guess that leads to the most touching points.
 
     wide: look further for partners in the first step.
     """
     library = small_gicp()
     if library is None or source.few is None or target.cloud is None:
-        return _own_alignment(source.surface, target.surface, guess)
+        return _own_alignment(source.surface, target.surface, np.array(guesses))
+    results = [_gicp(library, source, target, guess, wide) for guess in guesses]
+    best = max(results, key=lambda result: int(result.num_inliers))
+    return np.array(best.T_target_source)
+
+
+def _gicp(library: ModuleType, source: Shape, target: Shape, guess: FloatArray, wide: bool) -> Any:
     spacing = target.surface.spacing
     if wide:
         reach = WIDE_REACH * spacing
         far = library.align(target.cloud, source.coarse, target.tree, guess, "PLANE_ICP", reach, 1, ITERATIONS)
         guess = far.T_target_source
-    for step in REACHES:
-        result = library.align(target.cloud, source.few, target.tree, guess, "GICP", step * spacing, 1, ITERATIONS)
+    for reach in (step * spacing for step in REACHES):
+        result = library.align(target.cloud, source.few, target.tree, guess, "GICP", reach, 1, ITERATIONS)
         guess = result.T_target_source
-    return np.array(guess)
+    return result
 
 
 def _own_surface(points: FloatArray, spacing: float) -> Surface:
@@ -107,8 +114,13 @@ def _own_surface(points: FloatArray, spacing: float) -> Surface:
     return Surface(grid.numpy(), normals.numpy(), spacing)
 
 
-def _own_alignment(source: Surface, target: Surface, guess: FloatArray) -> FloatArray:
+def _own_alignment(source: Surface, target: Surface, guesses: FloatArray) -> FloatArray:
     few = sample(source, OWN_POINTS)
     far = IcpSettings(first_reach=WIDE_REACH, last_reach=REACHES[-1])
-    motions, _ = align(few, target, guess[None], ITERATIONS, far)
-    return align(few, target, motions, ITERATIONS, IcpSettings())[0][0]
+    motions, _ = align(few, target, guesses, ITERATIONS, far)
+    distance, _ = target.tree.query(
+        np.einsum("hij,nj->hni", motions[:, :3, :3], few.points) + motions[:, None, :3, 3],
+        distance_upper_bound=1.5 * target.spacing,
+    )
+    best = int(np.isfinite(distance).mean(axis=1).argmax())
+    return align(few, target, motions[[best]], ITERATIONS, IcpSettings())[0][0]

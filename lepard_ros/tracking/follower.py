@@ -1,7 +1,6 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Motion first: predict where the sensor is, align its cloud to the surface around it, and put that to the test."""
 
-import itertools
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -105,8 +104,9 @@ class Follower:
         if not guesses or not self.recent(stamp):
             return None
         frame = self.candidates(view, guesses[0], 1)[0]
-        for guess, wide in itertools.product(_distinct(guesses), (False, True)):
-            motion = invert(frame.pose) @ self.local_map.align(view, guess, frame, wide)
+        guesses = _distinct(guesses)
+        for wide in (False, True):
+            motion = invert(frame.pose) @ self.local_map.align(view, guesses, frame, wide)
             sighting = self._judged(view, frame, motion, self._sure)
             if self.reachable_from_last(sighting, stamp):
                 return sighting

@@ -2,6 +2,7 @@
 """The surface around the sensor: the newest clouds and the nearest keyframes, merged, for live clouds to align to."""
 
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -39,14 +40,15 @@ class LocalMap:
         self._base: FloatArray | None = None  # the pose of the sensor when the surface was merged
         self._shape: Shape | None = None
 
-    def align(self, view: View, guess: FloatArray, near: Keyframe, wide: bool) -> FloatArray:
-        """The pose (4, 4) of a live cloud in the map, from a guess of it; near: a keyframe in this part of the map.
+    def align(self, view: View, guesses: Sequence[FloatArray], near: Keyframe, wide: bool) -> FloatArray:
+        """The pose (4, 4) of a live cloud in the map, from guesses of it; near: a keyframe in this part of the map.
 
-        wide: the guess may be far off.
+        wide: the guesses may be far off.
         """
         if self._shape is None or self._base is None:
-            self._base, self._shape = guess, self._merged(guess, near)
-        return self._base @ align_shapes(view.shape, self._shape, invert(self._base) @ guess, wide)
+            self._base, self._shape = guesses[0], self._merged(guesses[0], near)
+        back = invert(self._base)
+        return self._base @ align_shapes(view.shape, self._shape, [back @ guess for guess in guesses], wide)
 
     def note(self, view: View, keyframe: Keyframe, step: FloatArray) -> None:
         """Take in a tracked cloud if the sensor has moved on; step: (4, 4), its pose in the keyframe's frame."""

@@ -172,7 +172,7 @@ def test_launch_testing_sees_the_node_track_and_end_cleanly() -> None:
     pytest.importorskip("launch_testing", reason="launch_testing is not installed here")
     pytest.importorskip("launch_ros", reason="launch and launch_ros are not installed here")
     prefixes = os.pathsep.join(filter(None, [os.environ.get("AMENT_PREFIX_PATH"), sys.prefix]))
-    command = [sys.executable, "-m", "launch_testing.launch_test", str(ROOT / "test/launch/robot.launch_test.py")]
+    command = [sys.executable, "-m", "launch_testing.launch_test", str(ROOT / "test/launch/robot_launch.py")]
     result = subprocess.run(
         command, env={**os.environ, "AMENT_PREFIX_PATH": prefixes}, capture_output=True, text=True, timeout=600
     )

@@ -1,7 +1,7 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """For launch_testing: the launch file starts the node of a robot, which tracks clouds and ends cleanly.
 
-launch_test test/launch/robot.launch_test.py        (test_launch.py does so where launch_testing is installed)
+launch_test test/launch/robot_launch.py        (test_launch.py does so where launch_testing is installed)
 """
 
 import sys

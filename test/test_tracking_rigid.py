@@ -76,9 +76,9 @@ def test_a_view_that_the_map_has_is_not_kept_again_unless_it_closes_a_loop() -> 
     assert motion_between(np.eye(4), motion)[1] > built.settings.keyframe_degrees
     try:
         built._map.graph.edges = [Edge(here.id, far.id, motion, np.eye(6))]
-        assert not built._worth_keeping(Sighting(far, registration))
+        assert not built._worth_keeping(here.view, Sighting(far, registration))
         built._map.graph.edges = []
-        assert built._worth_keeping(Sighting(far, registration))
+        assert built._worth_keeping(here.view, Sighting(far, registration))
     finally:
         built._map.graph.edges = links
 

@@ -53,7 +53,7 @@ def test_a_creature_is_followed_and_the_warp_can_be_applied_by_others() -> None:
         after, before = (np.median(np.linalg.norm(points - truth, axis=1)[covered]) for points in (moved, rest))
         assert covered.mean() > 0.9
         assert before > 0.03, "the creature must move, or this shows nothing"
-        # The first clouds are followed before the second worker's matches come in: 2.6 cm of 10 were seen, 0.6 with them.
+        # The first clouds are followed before the second worker's matches come in: 2.6 of 10 cm seen, 0.6 with them.
         assert after < 0.035 and after < 0.35 * before
         published = decode_points(heard["warped_points"][-1]).reshape(-1, 3)
         distance, _ = cKDTree(published[np.isfinite(published).all(axis=1)]).query(moved[covered])

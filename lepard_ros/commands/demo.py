@@ -36,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fallback", choices=("none", "fpfh"), default="none", help="the rigid node's fallback (default none)"
     )
+    parser.add_argument(
+        "--wait", action="store_true", help="wait for each answer, on a machine too slow to play in real time"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     recording = mode.record(mode.SEED if args.seed is None else args.seed, frames)
     write_bag(recording, output / "bag")
     prepare_surroundings()
-    played = mode.play_into_node(recording, output, args.weights or args.mode, args.fallback)
+    played = mode.play_into_node(recording, output, args.weights or args.mode, args.fallback, not args.wait)
     figures = mode.measure(played)
     print(mode.write_report(played, figures, output, time.monotonic() - started))
     complaints = mode.what_went_wrong(played, figures)

@@ -31,6 +31,7 @@ MIN_FRAMES = 12
 MIN_FOLLOWED = 0.8  # share of the clouds that show the creature and were not dropped; less is no demonstration
 FRAMES = 100  # the whole turn, in ten seconds
 MAX_GROWTH = 60.0  # megabytes, as in the soak test
+MIN_FLAT_FRAMES = 60  # a shorter film is all warm-up: the first keyframes, and the first relocalisation
 _STORY = (
     "A depth camera looked at a synthesised creature that moves its limbs and turns round once in a furnished room, "
     "while the camera itself swayed. The node leaves out walls, floor and boxes. For a moment a hand covered the lens. "
@@ -45,13 +46,13 @@ _STORY = (
 )
 
 
-def play_into_node(film: Film, output: Path, weights: str, fallback: str) -> WarpRun:
-    """Play the bag in `output` into the node, and record what it publishes."""
+def play_into_node(film: Film, output: Path, weights: str, fallback: str, real_time: bool) -> WarpRun:
+    """Play the bag in `output` into the node, and record what it publishes. real_time: do not wait for its answers."""
     from lepard_ros.demo.recorder import WarpRecorder
 
     recorder = WarpRecorder()
     parameters = {"mode": "deformable", "weights": weights, "fallback": fallback}
-    node = run_node(recorder, output / "bag", len(film.stamps_ns), parameters, output / "node.log", real_time=True)
+    node = run_node(recorder, output / "bag", len(film.stamps_ns), parameters, output / "node.log", real_time)
     return WarpRun(film, recorder.warps, recorder.recorded.frames, node, weights)
 
 
@@ -66,7 +67,7 @@ def what_went_wrong(run: WarpRun, figures: WarpFigures) -> list[str]:
         wrong.append("A warp was published that is far from the truth.")
     if figures.silent_when_covered < figures.covered:
         wrong.append("A warp was published while the lens was covered.")
-    if figures.memory_growth > MAX_GROWTH:
+    if len(figures.frames) >= MIN_FLAT_FRAMES and figures.memory_growth > MAX_GROWTH:
         wrong.append(f"The node's memory grew by {figures.memory_growth:.0f} MB.")
     if run.node.exit_code:
         wrong.append(f"The node ended with code {run.node.exit_code}.")

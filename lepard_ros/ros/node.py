@@ -547,7 +547,9 @@ def make_mode(settings: NodeSettings, plan: FramePlan, logger: Any) -> Mode:
 
         return DeformableMode(matcher, settings, plan, description)
     from lepard_ros.ros.rigid_mode import RigidMode
+    from lepard_ros.tracking.compiled import small_gicp
 
+    small_gicp()  # loaded, or missed with a warning, now and not with the first cloud
     return RigidMode(matcher, settings, plan, description, closes_loops=_ready_for_loops(settings, logger))
 
 

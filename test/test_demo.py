@@ -110,7 +110,7 @@ def test_the_demonstration_for_real(tmp_path: Path, capfd: pytest.CaptureFixture
     pytest.importorskip("rclpy", reason="ROS 2 is not installed here")
     from lepard_ros.cli import main
 
-    code = main(["demo", "--output", str(tmp_path), "--frames", "20", "--wait"])
+    code = main(["demo", "--output", str(tmp_path), "--frames", "20", "--pace", "wait"])
     words, complaints = capfd.readouterr()
     assert code == 0, complaints[-2000:] + (tmp_path / "node.log").read_text()
     assert re.search(r"clouds answered / dropped +36 / 0", words)

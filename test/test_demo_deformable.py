@@ -134,7 +134,7 @@ def test_the_demonstration_for_real(tmp_path: Path, capfd: pytest.CaptureFixture
     pytest.importorskip("rclpy", reason="ROS 2 is not installed here")
     from lepard_ros.cli import main
 
-    code = main(["demo", "--mode", "deformable", "--output", str(tmp_path), "--frames", "30", "--wait"])
+    code = main(["demo", "--mode", "deformable", "--output", str(tmp_path), "--frames", "30", "--pace", "wait"])
     words, complaints = capfd.readouterr()
     assert code == 0, complaints[-2000:] + (tmp_path / "node.log").read_text()
     assert "3 of 3 clouds" in words

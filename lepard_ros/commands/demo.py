@@ -15,7 +15,7 @@ HELP = """Show the node at work, without a sensor.
 
 rigid: a depth camera is carried once around a synthesised room. Its lens is covered for a moment, and when it sees
 again it is somewhere else in the room. The node says where the camera is.
-deformable: a depth camera looks at a synthesised creature that turns round in a furnished room, in real time. Its lens
+deformable: a depth camera looks at a synthesised creature that turns round in a furnished room. Its lens
 is covered for a moment. The node says how the creature has bent since it was first seen.
 
 The recording is written as a rosbag2, played over DDS by one process into the node in another, and what the node
@@ -37,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fallback", choices=("none", "fpfh"), default="none", help="the rigid node's fallback (default none)"
     )
     parser.add_argument(
-        "--wait", action="store_true", help="wait for each answer, on a machine too slow to play in real time"
+        "--pace",
+        choices=("real", "wait"),
+        help="play in real time, or wait for each answer (default: rigid real, deformable wait)",
     )
 
 
@@ -54,7 +56,9 @@ def run(args: argparse.Namespace) -> int:
     recording = mode.record(mode.SEED if args.seed is None else args.seed, frames)
     write_bag(recording, output / "bag")
     prepare_surroundings()
-    played = mode.play_into_node(recording, output, args.weights or args.mode, args.fallback, not args.wait)
+    played = mode.play_into_node(
+        recording, output, args.weights or args.mode, args.fallback, (args.pace or mode.PACE) == "real"
+    )
     figures = mode.measure(played)
     print(mode.write_report(played, figures, output, time.monotonic() - started))
     complaints = mode.what_went_wrong(played, figures)

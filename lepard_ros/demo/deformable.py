@@ -17,6 +17,7 @@ __all__ = [
     "FRAMES",
     "MIN_FRAMES",
     "OPENING",
+    "PACE",
     "SEED",
     "measure",
     "play_into_node",
@@ -27,6 +28,7 @@ __all__ = [
 
 OPENING = "Filming a creature"
 SEED = 0
+PACE = "wait"  # two cores without a GPU give one warp a second of ten clouds
 MIN_FRAMES = 12
 MIN_FOLLOWED = 0.8  # share of the clouds that show the creature and were not dropped; less is no demonstration
 FRAMES = 100  # the whole turn, in ten seconds
@@ -36,7 +38,8 @@ _STORY = (
     "A depth camera looked at a synthesised creature that moves its limbs and turns round once in a furnished room, "
     "while the camera itself swayed. The node leaves out walls, floor and boxes. For a moment a hand covered the lens. "
     "The recording was played as ROS 2 point clouds from one process into the node <code>lepard</code> with "
-    "<code>mode: deformable</code> in another, in real time: ten clouds a second, whether the node keeps up or not. "
+    "<code>mode: deformable</code> in another, ten clouds a second, or (with <code>--pace wait</code>) each after the "
+    "answer to the last. "
     "A cloud that comes while the node is busy is dropped for a newer one, and counted. The first cloud "
     "becomes the node's model. For every further cloud that it takes, the node either publishes a warp, which says how "
     "the model has bent since then (<code>~/warp</code>, and the bent model as <code>~/warped_points</code>), or "

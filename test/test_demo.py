@@ -116,16 +116,3 @@ def test_the_demonstration_for_real(tmp_path: Path, capfd: pytest.CaptureFixture
     assert re.search(r"clouds answered / dropped +36 / 0", words)
     assert "4 of 4 clouds" in words
     assert (tmp_path / "report.html").is_file()
-
-
-@pytest.mark.slow
-def test_in_real_time_every_cloud_is_answered_or_dropped(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """How many it drops depends on the machine, so that the exit code is not asked for."""
-    pytest.importorskip("rclpy", reason="ROS 2 is not installed here")
-    from lepard_ros.cli import main
-
-    main(["demo", "--output", str(tmp_path), "--frames", "20"])
-    words, _ = capfd.readouterr()
-    answered, dropped = map(int, re.search(r"clouds answered / dropped +(\d+) / (\d+)", words).groups())
-    assert answered + dropped == 36 and answered > 5
-    assert re.search(r"sensor's rate / poses +5\.0 / \d", words)

@@ -23,7 +23,7 @@ from lepard_ros.network.matching import dual_softmax, select_matches, sinkhorn
 from lepard_ros.network.position import RotaryCode
 from lepard_ros.network.procrustes import RigidFit, largest, robust_procrustes, soft_procrustes, weighted_procrustes
 from lepard_ros.network.relation import Relation
-from lepard_ros.network.weights import with_chirality
+from lepard_ros.network.weights import grown
 
 TINY_PAPER = LepardConfig(
     grid=0.1, width=16, feature_dim=48, neighbour_limits=(12, 12, 12, 12), max_condition_number=1e9
@@ -288,7 +288,7 @@ def test_only_chirality_sees_a_mirror(chirality: bool) -> None:
 
 def test_weights_without_chirality_begin_as_the_same_function_with_it() -> None:
     before, after = network_of(replace(TINY_OURS, chirality=False)), network_of(TINY_OURS)
-    after.load_state_dict(with_chirality(before.state_dict(), after.state_dict()))
+    after.load_state_dict(grown(before.state_dict(), after.state_dict()))
     stacked = stack_pyramids(pyramids(TINY_OURS, 0, 1))
     with torch.no_grad():
         torch.testing.assert_close(after(stacked).confidence, before(stacked).confidence, atol=1e-5, rtol=1e-4)

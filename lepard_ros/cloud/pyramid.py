@@ -2,7 +2,7 @@
 """The pyramid of a cloud: ever coarser grids with their neighbour lists."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -12,19 +12,23 @@ from lepard_ros.cloud.neighbours import Supports
 from lepard_ros.cloud.normals import UNKNOWN, estimate_normals, likely_viewpoint, orient
 from lepard_ros.geometry.voxel_grid import grid_subsample
 
+BETWEEN = 3  # coarser points between which features are interpolated
+
 
 @dataclass(frozen=True)
 class PyramidShape:
     """What fixes a pyramid; it belongs to the weights.
 
     grid: cell of level 0 in metres, doubling with each level. radius: of a convolution, in cells.
-    limits: neighbours kept at each level. normals: whether normals are estimated.
+    limits: neighbours kept at each level. normals: whether normals are estimated. smooth: whether the way back to the
+    finer levels needs several coarser points for each finer one, to interpolate between them.
     """
 
     grid: float
     radius: float
     limits: tuple[int, ...]
     normals: bool = False
+    smooth: bool = False
 
     @property
     def levels(self) -> int:
@@ -39,7 +43,7 @@ class Pyramid:
     points[l]: (N_l, 3); normals[l]: (N_l, 3) or an empty list; variation: (N_0,) how uneven the surface is.
     neighbours[l]: (N_l, K_l) indices into level l; pools[l]: (N_{l+1}, K_l) into level l;
     upsamples[l]: (N_l,) the nearest point of level l+1. A missing neighbour of level l is N_l.
-    lengths[l]: points of each stacked cloud.
+    lengths[l]: points of each stacked cloud. between[l]: (N_l, BETWEEN) nearest points of level l+1, or an empty list.
     """
 
     points: list[Tensor]
@@ -49,6 +53,7 @@ class Pyramid:
     pools: list[Tensor]
     upsamples: list[Tensor]
     lengths: list[list[int]]
+    between: list[Tensor] = field(default_factory=list)
 
     def to(self, device: torch.device | str) -> "Pyramid":
         """The same pyramid on another device."""
@@ -75,16 +80,20 @@ def build_pyramid(
     levels = [points if gridded else grid_subsample(points, shape.grid)[0]]
     for level in range(1, shape.levels):
         levels.append(grid_subsample(levels[-1], shape.grid * 2**level)[0])
-    neighbours, pools, upsamples = [], [], []
+    neighbours, pools, between = [], [], []
     supports = [Supports(level) for level in levels]
     for level, (here, limit) in enumerate(zip(levels, shape.limits, strict=True)):
         radius = shape.grid * shape.radius * 2**level
         neighbours.append(supports[level].around(here, radius, limit))
         if level + 1 < shape.levels:
             pools.append(supports[level].around(levels[level + 1], radius, limit))
-            upsamples.append(supports[level + 1].around(here, 2 * radius, 1)[:, 0])
+            between.append(supports[level + 1].around(here, 2 * radius, BETWEEN if shape.smooth else 1))
     normals, variation = _normals_by_level(levels, neighbours, pools, viewpoint) if shape.normals else ([], None)
-    return Pyramid(levels, normals, variation, neighbours, pools, upsamples, [[len(level)] for level in levels])
+    upsamples = [index[:, 0] for index in between]
+    lengths = [[len(level)] for level in levels]
+    return Pyramid(
+        levels, normals, variation, neighbours, pools, upsamples, lengths, between if shape.smooth else []
+    )
 
 
 def _normals_by_level(
@@ -129,6 +138,7 @@ def stack_pyramids(pyramids: Sequence[Pyramid]) -> Pyramid:
         pools=joined("pools", 0),
         upsamples=joined("upsamples", 1),
         lengths=[[length for p in pyramids for length in p.lengths[k]] for k in range(count)],
+        between=joined("between", 1),
     )
 
 

@@ -14,7 +14,7 @@ from lepard_ros.data.creature_scene import scene_files
 from lepard_ros.errors import InputError
 from lepard_ros.network.config import PRESETS, LepardConfig
 from lepard_ros.network.lepard import Lepard
-from lepard_ros.network.weights import Card, load, save, with_chirality
+from lepard_ros.network.weights import Card, load, save, grown
 from lepard_ros.training import deformable_samples, paper, samples
 from lepard_ros.training.deformable_samples import CreatureStream, DeformableStream
 from lepard_ros.training.objective import ObjectiveSettings
@@ -219,10 +219,10 @@ def changed(config: LepardConfig, changes: list[str]) -> LepardConfig:
 
 
 def adopt(network: Lepard, config: LepardConfig) -> Lepard:
-    """Weights for another grid, or for a network that also sees chirality: they carry over."""
+    """Weights for another grid, or for a network that is larger or also sees chirality: they carry over."""
     adopted = Lepard(config)
     try:
-        adopted.load_state_dict(with_chirality(network.state_dict(), adopted.state_dict()))
+        adopted.load_state_dict(grown(network.state_dict(), adopted.state_dict()))
     except RuntimeError:
         raise InputError(
             "the weights of --init have other sizes than --preset or --set ask for: leave those out."

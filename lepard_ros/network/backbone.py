@@ -1,6 +1,8 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """KPFCN: the convolutional backbone that describes the coarse points (and, where wanted, the fine ones)."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -76,13 +78,13 @@ class Rise(nn.Module):
         self.mlp = nn.Linear(inputs, outputs, bias=False)
         self.norm = norm
 
-    def forward(self, coarse: Tensor, nearest: Tensor, own: Tensor, lengths: list[int]) -> Tensor:
-        """coarse: (M, a); nearest: (N,) of coarser points; own: (N, b) -> (N, outputs).
+    def forward(self, coarse: Tensor, lift: Callable[[Tensor], Tensor], own: Tensor, lengths: list[int]) -> Tensor:
+        """coarse: (M, a); lift: what takes (M, c) to the finer points (N, c); own: (N, b) -> (N, outputs).
 
         Multiplied before they are copied to the finer points: these are several times as many.
         """
         from_coarse, from_own = self.mlp.weight.T.split([coarse.shape[1], own.shape[1]])
-        x = upsample(coarse @ from_coarse, nearest)
+        x = lift(coarse @ from_coarse)
         x = x.addmm_(own.to(x.dtype), from_own.to(x.dtype))  # the types differ under autocast
         return F.leaky_relu_(self.norm(x, lengths), SLOPE)
 
@@ -105,7 +107,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, config: LepardConfig, level: int, norm: Normalisation) -> None:
         super().__init__()
-        middle = outputs // 4
+        middle = outputs // config.bottleneck
         self.unary1 = Unary(inputs, middle, norm)
         self.convolution = SimpleBlock(middle, middle, config, level, norm)
         self.unary2 = Unary(middle, outputs, norm, activate=False)
@@ -133,6 +135,20 @@ def upsample(x: Tensor, nearest: Tensor) -> Tensor:
     return with_zero_row(x).index_select(0, nearest)
 
 
+def interpolate(x: Tensor, index: Tensor, finer: Tensor, coarser: Tensor) -> Tensor:
+    """Features (M, C) of coarser points at finer ones, (N, C): weighted by the inverse squared distance.
+
+    index: (N, K) of coarser points, M for a missing one. finer: (N, 3); coarser: (M, 3). What a point gets then changes
+    smoothly over the surface, and hardly depends on where the cells of the coarser grid happen to lie.
+    """
+    with torch.no_grad():
+        present = index < len(coarser)
+        apart = take_rows(coarser, index.clamp_max(len(coarser) - 1)) - finer[:, None]
+        nearness = present / apart.square().sum(-1).clamp_min(1e-12)
+        share = nearness / nearness.sum(1, keepdim=True).clamp_min(1e-12)
+    return F.embedding_bag(index, with_zero_row(x), per_sample_weights=share.to(x.dtype), mode="sum")
+
+
 class Backbone(nn.Module):
     """Encoder over the levels of the pyramid, decoder down to the matched level, and to level 0 for fine features."""
 
@@ -155,10 +171,13 @@ class Backbone(nn.Module):
             self.stages.append(nn.ModuleList(blocks))
             channels = out
         self.decoder = nn.ModuleDict()
+        self.decoder_blocks = nn.ModuleDict()
         last = MATCH_LEVEL if not config.fine_dim else 0
         for level in range(levels - 2, last - 1, -1):
             out = width * 2**level
             self.decoder[str(level)] = Rise(channels + out, out, norm)
+            if config.decoder == "smooth":
+                self.decoder_blocks[str(level)] = ResidualBlock(out, out, config, level, norm)
             channels = out
         self.coarse_out = nn.Linear(width * 2**MATCH_LEVEL, config.feature_dim)
         self.fine_out = nn.Linear(width, config.fine_dim) if config.fine_dim else None
@@ -180,19 +199,31 @@ class Backbone(nn.Module):
             skips.append(x)
             if level < len(down):
                 x = blocks[strided](x, down[level], lengths[level], lengths[level + 1])
+        decoded = self.decode(x, skips, pyramid, same)
         same[0].workspace.release()  # all relations share it, and may be kept for long
-        return self.decode(x, skips, pyramid)
+        return decoded
 
-    def decode(self, x: Tensor, skips: list[Tensor], pyramid: Pyramid) -> tuple[Tensor, Tensor | None]:
+    def decode(
+        self, x: Tensor, skips: list[Tensor], pyramid: Pyramid, same: list[Relation]
+    ) -> tuple[Tensor, Tensor | None]:
         """From the coarsest level to the matched one, then to the fine one."""
         coarse = None
         for name, step in self.decoder.items():
-            level = int(name)
-            x = step(x, pyramid.upsamples[level], skips[level], pyramid.lengths[level])
+            level, lengths = int(name), pyramid.lengths[int(name)]
+            x = step(x, self.lift(pyramid, level), skips[level], lengths)
+            if name in self.decoder_blocks:
+                x = self.decoder_blocks[name](x, same[level], lengths, lengths)
             if level == MATCH_LEVEL:
                 coarse = self.coarse_out(x)
         assert coarse is not None
         return coarse, self.fine_out(x) if self.fine_out is not None else None
+
+    def lift(self, pyramid: Pyramid, level: int) -> Callable[[Tensor], Tensor]:
+        """What takes features of the next coarser level to the points of this one."""
+        if self.config.decoder == "nearest":
+            return lambda x: upsample(x, pyramid.upsamples[level])
+        index, ends = pyramid.between[level], pyramid.points[level : level + 2]
+        return lambda x: interpolate(x, index, *ends)
 
     def input_features(self, pyramid: Pyramid) -> Tensor:
         """A constant 1; with normals also how uneven the surface is (N_0, 1 or 2)."""

@@ -13,7 +13,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "grid": (1e-4, 1e3), "conv_radius": (0.1, 100), "kernel_extent": (0.1, 100), "kernel_points": (1, 128),
     "width": (4, 1024), "feature_dim": (6, 2112), "heads": (1, 64), "voxel_size": (1e-6, 1e3),
     "temperature": (1e-6, 1e3), "sinkhorn_iterations": (0, 1000), "max_condition_number": (0, float("inf")),
-    "fine_dim": (0, 512), "confidence_threshold": (0, 1),
+    "fine_dim": (0, 512), "confidence_threshold": (0, 1), "bottleneck": (1, 16),
 }  # fmt: skip
 CHOICES = {
     "kernel": ("xyz", "invariant"),
@@ -22,6 +22,7 @@ CHOICES = {
     "position_use": ("always", "aligned"),
     "matching": ("dual_softmax", "sinkhorn"),
     "procrustes": ("soft", "robust"),
+    "decoder": ("nearest", "smooth"),
 }
 LAYERS = ("self", "cross", "positioning")
 # The level of the pyramid whose points are matched; level 0 holds the fine points.
@@ -45,6 +46,8 @@ class LepardConfig:
     kernel_points: int = 15
     chirality: bool = False  # invariant kernels and pair bias also see which way the surface twists: left from right
     width: int = 256  # first_feats_dim
+    bottleneck: int = 4  # by how much the convolution of a residual block is narrower than the block
+    decoder: str = "nearest"  # "nearest": the published one; "smooth": interpolated, and convolved at every level
     normalisation: str = (
         "joint"  # "joint": over all stacked clouds; "cloud": each cloud alone, so that it can be cached
     )
@@ -100,7 +103,8 @@ class LepardConfig:
     def pyramid(self) -> PyramidShape:
         """The pyramid settings of this network."""
         needs_normals = self.kernel == "invariant" or self.pair_bias
-        return PyramidShape(self.grid, self.conv_radius, self.neighbour_limits, needs_normals)
+        smooth = self.decoder == "smooth"
+        return PyramidShape(self.grid, self.conv_radius, self.neighbour_limits, needs_normals, smooth)
 
     @property
     def coarse_grid(self) -> float:

@@ -225,18 +225,34 @@ def _encoder_places(config: LepardConfig) -> dict[int, str]:
     return places
 
 
-def with_chirality(old: dict[str, Tensor], new: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights that did not see chirality, with zeros for what a network that does adds: it begins as the same function.
+def grown(old: dict[str, Tensor], new: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of a smaller network for a larger one, which begins as (nearly) the same function.
 
-    Tensors of equal shape are kept as they are, and so are those of any other difference, for the loader to refuse.
+    old: the smaller network's tensors; new: the larger one's, freshly made. It may see chirality, have wider
+    bottlenecks, or a smooth decoder. A new channel reads what it likes, and nobody reads it yet. What is smaller in the
+    new network, or grew in any other way, is kept as it is, for the loader to refuse.
     """
-    grown = dict(old)
-    for name, value in new.items():
-        before = old.get(name)
-        chiral = name.endswith("KPConv.weights") or name == "pair_bias.mlp.0.weight"
-        if before is not None and chiral and before.shape != value.shape:
-            missing = [b - a for a, b in zip(before.shape, value.shape, strict=True)]
-            if min(missing) >= 0:
-                padding = [size for gap in reversed(missing) for size in (0, gap)]
-                grown[name] = torch.nn.functional.pad(before, padding)
-    return grown
+    result = {name: value for name, value in new.items() if name.startswith(NEW_BLOCKS)} | old
+    for name in result:
+        if name.startswith(NEW_BLOCKS) and name.endswith("unary2.mlp.weight") and name not in old:
+            result[name] = torch.zeros_like(new[name])  # a block that adds nothing yet
+    for name, before in old.items():
+        if name in new and before.shape != new[name].shape and name.endswith(GROWING):
+            result[name] = _grown(name, before, new[name])
+    return result
+
+
+NEW_BLOCKS = "backbone.decoder_blocks."
+GROWING = ("KPConv.weights", "unary1.mlp.weight", "unary2.mlp.weight", "pair_bias.mlp.0.weight")
+
+
+def _grown(name: str, before: Tensor, after: Tensor) -> Tensor:
+    """A tensor in the upper left corner of a larger one; the rest is fresh where it makes new channels, or zero."""
+    if any(a < b for a, b in zip(after.shape, before.shape, strict=True)):
+        return before
+    result = after.clone() if name.endswith(("KPConv.weights", "unary1.mlp.weight")) else torch.zeros_like(after)
+    if name.endswith("KPConv.weights"):
+        result[:, :, : before.shape[2]] = 0  # the old channels hear neither new channels nor new kernel functions
+        result[before.shape[0] :] = 0
+    result[tuple(slice(size) for size in before.shape)] = before
+    return result

@@ -14,7 +14,7 @@ from lepard_ros.cloud.pyramid import Pyramid, build_pyramid, stack_pyramids
 from lepard_ros.errors import InputError
 from lepard_ros.network.allocator import keep_freed_memory
 from lepard_ros.network.attention import AttentionLayer, PairBias
-from lepard_ros.network.backbone import Normalisation
+from lepard_ros.network.backbone import Normalisation, interpolate, upsample
 from lepard_ros.network.config import PRESETS, SMALL_RIGID, LepardConfig
 from lepard_ros.network.convolution import InvariantConvolution, KernelPointConvolution
 from lepard_ros.network.fine import best_partners, coarse_prior
@@ -31,6 +31,7 @@ TINY_PAPER = LepardConfig(
 TINY_OURS = LepardConfig.from_dict(
     {**SMALL_RIGID.to_dict(), "width": 16, "feature_dim": 48, "grid": 0.1, "fine_dim": 16}
 )
+TINY_SMOOTH = replace(TINY_OURS, decoder="smooth", bottleneck=2)
 
 
 def random(*shape: int, seed: int = 0, double: bool = False) -> torch.Tensor:
@@ -136,7 +137,7 @@ def test_the_invariant_operator_of_a_constant_is_its_histogram() -> None:
     torch.testing.assert_close(layer(ones, relation), histogram @ layer.weights[:, 0])
 
 
-@pytest.mark.parametrize("config", [TINY_PAPER, TINY_OURS], ids=["paper", "ours"])
+@pytest.mark.parametrize("config", [TINY_PAPER, TINY_OURS, TINY_SMOOTH], ids=["paper", "ours", "smooth"])
 def test_memory_that_is_used_again_changes_no_result(config: LepardConfig) -> None:
     network, (first, second) = network_of(config), pyramids(config, 0, 1)
     recorded = network.encode(first)[0].detach()
@@ -150,7 +151,7 @@ def test_memory_that_is_used_again_changes_no_result(config: LepardConfig) -> No
 
 
 @pytest.mark.parametrize("matching", ["dual_softmax", "sinkhorn"])
-@pytest.mark.parametrize("config", [TINY_PAPER, TINY_OURS], ids=["paper", "ours"])
+@pytest.mark.parametrize("config", [TINY_PAPER, TINY_OURS, TINY_SMOOTH], ids=["paper", "ours", "smooth"])
 def test_mixed_precision_gives_nearly_the_same(config: LepardConfig, matching: str) -> None:
     """What runs on CUDA under autocast: the same lines, with the same short floats, on the processor."""
     config = replace(config, matching=matching)
@@ -204,7 +205,7 @@ def test_sinkhorn_gives_every_point_its_share() -> None:
     assert (plan.sum(2) <= 1 + 1e-4).all()
 
 
-@pytest.mark.parametrize("config", [TINY_PAPER, TINY_OURS], ids=["paper", "ours"])
+@pytest.mark.parametrize("config", [TINY_PAPER, TINY_OURS, TINY_SMOOTH], ids=["paper", "ours", "smooth"])
 def test_every_parameter_gets_a_gradient(config: LepardConfig) -> None:
     network = network_of(config).train()
     stacked = stack_pyramids(pyramids(config, 0, 1))
@@ -236,7 +237,7 @@ def test_a_padded_batch_equals_pairs_alone(config: LepardConfig, matching: str) 
             torch.testing.assert_close(together.fit.rotation[number], alone.fit.rotation[0], atol=1e-3, rtol=0)
 
 
-@pytest.mark.parametrize("config", [TINY_PAPER, TINY_OURS], ids=["paper", "ours"])
+@pytest.mark.parametrize("config", [TINY_PAPER, TINY_OURS, TINY_SMOOTH], ids=["paper", "ours", "smooth"])
 def test_several_motions_of_a_pair_equal_each_alone(config: LepardConfig) -> None:
     network = network_of(config)
     stacked = stack_pyramids(pyramids(config, 0, 1))
@@ -256,7 +257,7 @@ def test_order_of_points_does_not_matter() -> None:
     torch.testing.assert_close(features[0], features[1], atol=2e-3, rtol=1e-2)
 
 
-@pytest.mark.parametrize("config", [TINY_PAPER, TINY_OURS], ids=["paper", "ours"])
+@pytest.mark.parametrize("config", [TINY_PAPER, TINY_OURS, TINY_SMOOTH], ids=["paper", "ours", "smooth"])
 def test_backbone_does_not_see_translations(config: LepardConfig) -> None:
     network, points = network_of(config), wavy_cloud(0)
     shift = torch.tensor([1.6, -3.2, 0.8])  # whole cells of every level
@@ -294,9 +295,59 @@ def test_weights_without_chirality_begin_as_the_same_function_with_it() -> None:
         torch.testing.assert_close(after(stacked).confidence, before(stacked).confidence, atol=1e-5, rtol=1e-4)
 
 
-def test_invariant_backbone_does_not_see_rotations() -> None:
+def test_wider_bottlenecks_begin_as_the_same_function() -> None:
+    before, after = network_of(TINY_OURS), network_of(replace(TINY_OURS, bottleneck=2))
+    after.load_state_dict(grown(before.state_dict(), after.state_dict()))
+    (pyramid,) = pyramids(TINY_OURS, 0)
+    with torch.no_grad():
+        for old, new in zip(before.encode(pyramid), after.encode(pyramid), strict=True):
+            torch.testing.assert_close(new, old, atol=1e-5, rtol=1e-4)
+
+
+def test_a_smaller_network_is_not_grown() -> None:
+    before, after = network_of(replace(TINY_OURS, bottleneck=2)), network_of(TINY_OURS)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        after.load_state_dict(grown(before.state_dict(), after.state_dict()))
+
+
+def test_interpolation_keeps_a_constant_and_meets_the_coarse_points() -> None:
+    """Weights add up to one, a missing neighbour has none, and at a coarse point its own features come back."""
+    coarser = random(6, 3)
+    finer = torch.cat([coarser + 1e-7, random(4, 3, seed=1)])
+    index = torch.cdist(finer, coarser).topk(3, largest=False).indices
+    index[-1, 1:] = 6
+    features = random(6, 5, seed=2)
+    torch.testing.assert_close(interpolate(torch.ones(6, 2), index, finer, coarser), torch.ones(10, 2))
+    found = interpolate(features, index, finer, coarser)
+    torch.testing.assert_close(found[:6], features, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(found[-1:], upsample(features, index[-1:, 0]))
+
+
+def test_smooth_features_change_less_over_a_cell_border() -> None:
+    """What a fine point gets from above: nearest cells jump, interpolated ones do not."""
+    x = torch.linspace(0, 3, 200)[:, None]
+    finer, coarser = (torch.cat([line, torch.zeros(len(line), 2)], 1) for line in (x, torch.arange(4.0)[:, None]))
+    index = torch.cdist(finer, coarser).topk(3, largest=False).indices
+    heights = torch.tensor([[0.0], [1.0], [0.0], [1.0]])
+    smooth = interpolate(heights, index, finer, coarser).diff(dim=0).abs().max()
+    assert smooth < 0.3 * upsample(heights, index[:, 0]).diff(dim=0).abs().max()
+
+
+@pytest.mark.parametrize("config", [TINY_OURS, TINY_SMOOTH])
+def test_stacked_clouds_are_encoded_as_each_alone(config: LepardConfig) -> None:
+    network, alone = network_of(config), pyramids(config, 0, 1, count=900)
+    stacked = stack_pyramids(alone)
+    with torch.no_grad():
+        together, single = network.encode(stacked), [network.encode(p) for p in alone]
+    for part in (0, 1):
+        expected = torch.cat([features[part] for features in single])
+        torch.testing.assert_close(together[part], expected, atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("config", [TINY_OURS, TINY_SMOOTH])
+def test_invariant_backbone_does_not_see_rotations(config: LepardConfig) -> None:
     """On the same grid points, turned: the grid itself turns with them."""
-    network, pyramid = network_of(TINY_OURS), pyramids(TINY_OURS, 0)[0]
+    network, pyramid = network_of(config), pyramids(config, 0)[0]
     turn = torch.from_numpy(Rotation.random(random_state=3).as_matrix()).float()
     turned = Pyramid(**{**pyramid.__dict__, "points": [p @ turn.T for p in pyramid.points],
                         "normals": [n @ turn.T for n in pyramid.normals]})  # fmt: skip

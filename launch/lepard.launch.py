@@ -4,7 +4,6 @@
 ros2 launch lepard_ros lepard.launch.py config:=realsense rviz:=true
 """
 
-import os
 import tempfile
 from pathlib import Path
 
@@ -15,13 +14,12 @@ from launch.actions import (
     LogInfo,
     OpaqueFunction,
     SetEnvironmentVariable,
-    Shutdown,
 )
 from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import Node
 
 from launch import LaunchContext, LaunchDescription, LaunchDescriptionEntity
-from lepard_ros.ros.parameters import preset_file, share_directory
+from lepard_ros.ros.parameters import fastdds_profile, preset_file
 from lepard_ros.ros.rviz import rviz_config
 
 # Arguments that are parameters of the node: empty leaves them to the preset.
@@ -52,7 +50,6 @@ OTHERS = {
     "use_sim_time": ("", "true or false; empty means true with a bag"),
     "log_level": ("info", "log level of the node"),
 }
-FASTDDS_VARIABLES = ("FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE")
 
 
 def generate_launch_description() -> LaunchDescription:
@@ -68,19 +65,13 @@ def generate_launch_description() -> LaunchDescription:
 def _start(context: LaunchContext) -> list[LaunchDescriptionEntity]:
     """The processes that the arguments ask for."""
     given = {name: LaunchConfiguration(name).perform(context) for name in [*PARAMETERS, *TOPICS, *OTHERS]}
-    if given["bag"] and not _installed("ros2bag"):
-        missing = (
-            "bag:= was given, but ros2bag is not installed (apt install ros-$ROS_DISTRO-ros2bag); nothing is started. "
-            "`lepard replay BAG --mcap OUT` tracks it without."
-        )
-        return [LogInfo(msg=missing), Shutdown(reason=missing)]
     sim_time = given["use_sim_time"].lower() == "true" if given["use_sim_time"] else bool(given["bag"])
-    actions = [*_large_messages(), _node(given, sim_time)]
+    profile = [SetEnvironmentVariable(name, value) for name, value in fastdds_profile().items()]
+    actions = [*profile, _node(given, sim_time)]
     if given["rviz"].lower() == "true":
         actions.append(_rviz(given, sim_time))
     if given["bag"]:
-        play = ["ros2", "bag", "play", given["bag"], "--clock", "--rate", given["rate"]]
-        actions.append(ExecuteProcess(cmd=play, output="screen"))
+        actions.append(_player(given))
     return actions
 
 
@@ -90,13 +81,6 @@ def _installed(package: str) -> bool:
     except PackageNotFoundError:
         return False
     return True
-
-
-def _large_messages() -> list[LaunchDescriptionEntity]:
-    """Large clouds get lost in Fast DDS's default shared memory, also those of a bag player; a user's profile stays."""
-    if any(os.environ.get(name) for name in FASTDDS_VARIABLES):
-        return []
-    return [SetEnvironmentVariable(FASTDDS_VARIABLES[0], str(share_directory() / "config" / "fastdds.xml"))]
 
 
 def _node(given: dict[str, str], sim_time: bool) -> Node:
@@ -114,6 +98,16 @@ def _node(given: dict[str, str], sim_time: bool) -> Node:
         # Of the node's own logger: all of rcl at debug would be fifty lines a second.
         arguments=["--ros-args", "--log-level", f"{_logger(given['namespace'])}:={given['log_level']}"],
     )
+
+
+def _player(given: dict[str, str]) -> LaunchDescriptionEntity:
+    """What plays the bag: rosbag2, or our own player where it is not installed."""
+    play = ["bag", "play", given["bag"], "--clock", "--rate", given["rate"]]
+    if _installed("ros2bag"):
+        return ExecuteProcess(cmd=["ros2", *play], output="screen")
+    # It waits until the node listens: loading the weights takes some seconds.
+    node = f"{given['namespace'].strip('/')}/lepard"
+    return Node(package="lepard_ros", executable="lepard", arguments=[*play, "--wait-for", node], output="screen")
 
 
 def _logger(namespace: str) -> str:

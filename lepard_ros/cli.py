@@ -38,7 +38,7 @@ COMMANDS: dict[str, Command] = {
     "node": Command("lepard_ros.ros.main", "run the ROS 2 node"),
     "replay": Command("lepard_ros.commands.replay", "track a recorded bag, every frame in order", computes=True),
     "map": Command("lepard_ros.commands.map", "look into, export, merge or draw saved maps", computes=True),
-    "bag": Command("lepard_ros.commands.bag", "make a bag from depth images or a synthesised sequence"),
+    "bag": Command("lepard_ros.commands.bag", "make, list or play a bag"),
     "evaluate": Command(
         "lepard_ros.commands.evaluate", "compare methods on pairs or bags with ground truth", computes=True
     ),

@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "encoded_cloud": {"geometry", "cloud", "network", "registration"},
     "matcher": {"geometry", "cloud", "network", "registration", "encoded_cloud"},
     "tracking": CORE,
-    "ros": CORE | {"tracking"},
+    "ros": CORE | {"tracking", "data"},
     "data": {"geometry", "cloud"},
     "synthesis": {"geometry", "cloud", "registration", "data"},
     "training": {"geometry", "cloud", "network", "registration", "data", "synthesis"},
@@ -43,8 +43,11 @@ ROS_PACKAGES = {
     "launch_ros",
     "builtin_interfaces",
 }
-# The demo plays its bag into the real node over DDS and records what comes back; a replay writes the node's messages.
-SPEAKS_DDS = {f"demo/{part}.py" for part in ("processes", "player", "recorder")} | {"commands/replay.py"}
+# The demo plays its bag into the real node over DDS and records what comes back; a replay writes the node's messages;
+# `lepard bag play` plays a bag.
+SPEAKS_DDS = {f"demo/{part}.py" for part in ("processes", "player", "recorder")} | {
+    f"commands/{part}.py" for part in ("replay", "bag")
+}
 
 
 def imported(module: Path) -> Iterator[str]:

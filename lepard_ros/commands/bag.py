@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""`lepard bag make SRC OUT` turns a recording of a depth camera into a rosbag2; `lepard bag info BAG` lists one."""
+"""`lepard bag make SRC OUT` turns a recording of a depth camera into a rosbag2, `info` lists one, `play` plays one."""
 
 import argparse
 from pathlib import Path
@@ -9,7 +9,7 @@ from lepard_ros.data.recordings import CAMERA_HELP
 from lepard_ros.errors import InputError
 from lepard_ros.synthesis.room_recording import make_bag
 
-HELP = "make a rosbag2 from depth images, or list what a bag holds"
+HELP = "make a rosbag2 from depth images, list what a bag holds, or play it over DDS"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,12 +62,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="mcap",
         help="file format (default mcap)",
     )
+    _add_play(actions.add_parser("play", help="publish the messages of a bag, as `ros2 bag play` does"))
     info = actions.add_parser("info", help="list the topics of a bag")
     info.add_argument("bag", type=Path, help="the bag (a directory, .mcap, .db3 or .bag)")
 
 
+def _add_play(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bag", type=Path, help="the bag (a directory, .mcap or .db3)")
+    parser.add_argument("--rate", type=float, default=1.0, help="speed, 1 is that of the recording (default 1)")
+    parser.add_argument("--clock", action="store_true", help="publish the time of the recording on /clock, at 40 Hz")
+    parser.add_argument("--topics", nargs="+", default=[], metavar="TOPIC", help="play only these")
+    parser.add_argument("--wait-for", default="", metavar="NODE", help="begin when this node listens")
+
+
+def _play(args: argparse.Namespace) -> int:
+    if not 0 < args.rate < float("inf"):
+        raise InputError("--rate must be more than 0.")
+    from lepard_ros.ros.bag_player import play_bag
+
+    played = play_bag(args.bag, args.topics, args.rate, args.clock, args.wait_for, args.ros_arguments)
+    print(f"{args.bag}: {played.messages} messages played, the latest {played.late:.2f} s too late.")
+    return 0
+
+
 def run(args: argparse.Namespace) -> int:
-    """Make or list a bag."""
+    """Make, list or play a bag."""
+    if args.action == "play":
+        return _play(args)
     if args.action == "info":
         with open_bag(args.bag) as bag:
             print(bag.describe())

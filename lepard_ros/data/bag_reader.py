@@ -66,7 +66,7 @@ class Bag:
         topics = self.topics()
         if wanted is not None:
             if wanted not in topics or topics[wanted][0] not in (CLOUD, IMAGE):
-                raise InputError(f"{self.path} has no clouds or depth images on {wanted}; it holds {self._found()}.")
+                raise InputError(f"{self.path} has no clouds or depth images on {wanted}; it holds {self.listed()}.")
             return self._filled(wanted)
         for kind in (CLOUD, IMAGE):
             names = [name for name in topics if topics[name][0] == kind and (kind == CLOUD or "depth" in name)]
@@ -74,7 +74,7 @@ class Bag:
                 raise InputError(f"{self.path} has several topics with clouds ({', '.join(names)}); name one.")
             if names:
                 return self._filled(names[0])
-        raise InputError(f"{self.path} has neither clouds nor depth images; it holds {self._found()}.")
+        raise InputError(f"{self.path} has neither clouds nor depth images; it holds {self.listed()}.")
 
     def frame_count(self, topic: str) -> int:
         """How many messages the topic holds."""
@@ -94,7 +94,7 @@ class Bag:
         if wanted is None or wanted.upper() == "TF" or (wanted not in topics and Path(wanted).is_file()):
             return None
         if topics.get(wanted, ("",))[0] not in (*_TRUTH_TYPES, TF):
-            raise InputError(f"{self.path} has no poses on {wanted}, nor is that a file; it holds {self._found()}.")
+            raise InputError(f"{self.path} has no poses on {wanted}, nor is that a file; it holds {self.listed()}.")
         return wanted if topics[wanted][0] != TF else None
 
     def truth(self, frame_id: str, wanted: str | None = None) -> Trajectory | None:
@@ -113,15 +113,16 @@ class Bag:
             return read_tum(Path(wanted))
         path = self._tf_chain(frame_id)
         if path is None and wanted is not None:
-            raise InputError(f"{self.path} has no moving transform above {frame_id!r}; it holds {self._found()}.")
+            raise InputError(f"{self.path} has no moving transform above {frame_id!r}; it holds {self.listed()}.")
         return path
 
     def _filled(self, topic: str) -> str:
         if not self.topics()[topic][1]:
-            raise InputError(f"{self.path} is empty on {topic}; it holds {self._found()}.")
+            raise InputError(f"{self.path} is empty on {topic}; it holds {self.listed()}.")
         return topic
 
-    def _found(self) -> str:
+    def listed(self) -> str:
+        """All topics in one line, for an error message."""
         return ", ".join(f"{n} ({k}, {c})" for n, (k, c) in self.topics().items()) or "no topic at all"
 
     def _messages(self, *topics: str) -> Iterator[tuple[Any, int]]:
@@ -135,6 +136,10 @@ class Bag:
     def is_ros1(self) -> bool:
         """Whether it is a bag of ROS 1, whose messages are serialised in another way."""
         return not self._reader.is2
+
+    def offered_qos(self, topic: str) -> list[Any]:
+        """The quality of service of each publisher of a topic, as rosbags has it; of a rosbag2 only."""
+        return [qos for c in self._reader.connections if c.topic == topic for qos in c.ext.offered_qos_profiles]
 
     def raw_messages(self, chosen: Callable[[str, str], bool]) -> Iterator[tuple[Any, int, bytes]]:
         """Messages as they were recorded: connection, time in nanoseconds, bytes. chosen: by topic and type."""
@@ -164,7 +169,7 @@ class Bag:
         """The camera that belongs to an image topic: the camera_info beside it."""
         info = topic.rsplit("/", 1)[0] + "/camera_info"
         if self.topics().get(info, ("", 0))[0] != INFO:
-            raise InputError(f"{self.path} has no {info} for the images on {topic}; it holds {self._found()}.")
+            raise InputError(f"{self.path} has no {info} for the images on {topic}; it holds {self.listed()}.")
         first = next(self._messages(info), None)
         if first is None:
             raise InputError(f"{self.path} is empty on {info}, so that {topic} cannot become clouds.")

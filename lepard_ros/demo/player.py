@@ -22,6 +22,7 @@ from sensor_msgs.msg import PointCloud2
 from lepard_ros.data.bag_reader import open_bag
 from lepard_ros.errors import InputError
 from lepard_ros.msg import TrackingStatus
+from lepard_ros.ros.bag_player import Pace
 from lepard_ros.ros.conversion import cloud_message, stamp_to_ns
 
 DISCOVERY_SECONDS = 60.0
@@ -43,23 +44,21 @@ class Player(Node):
         """Play every cloud of the bag; how many there were. real_time: whether the node follows or not."""
         self._wait(lambda: self._publisher.get_subscription_count() > 0, DISCOVERY_SECONDS, "the node does not listen")
         self._wait(lambda: self.count_publishers("lepard/status") > 0, DISCOVERY_SECONDS, "the node does not answer")
-        with open_bag(bag_path) as bag:
-            frames = list(bag.frames(bag.cloud_topic()))  # reading must not slow the sensor down
-            due, last_ns, number = time.monotonic(), None, 0
-            for frame in frames:
-                due += (frame.stamp_ns - (last_ns or frame.stamp_ns)) * 1e-9
-                due = due if real_time else max(due, time.monotonic())
-                last_ns = frame.stamp_ns
-                time.sleep(max(0.0, due - time.monotonic()))
-                self._publisher.publish(cloud_message(frame.points, frame.stamp_ns, frame.frame_id))
-                number += 1
-                if real_time and number > 1:  # with the first cloud a model begins, and the sensor starts its run
-                    rclpy.spin_once(self, timeout_sec=0.0)
-                else:
-                    self._wait(partial(self._has_answered, frame.stamp_ns), STATUS_SECONDS, "no status came")
-                    due = max(due, time.monotonic()) if number == 1 else due
-        self._wait(partial(self._has_answered, frames[-1].stamp_ns), STATUS_SECONDS, "no last status came")
-        return number
+        clouds, pace = _clouds(bag_path), Pace()
+        for number, (stamp_ns, data) in enumerate(clouds):
+            left = pace.seconds_until(stamp_ns)
+            if left < 0 and not real_time:
+                pace.restart(stamp_ns)
+            time.sleep(max(0.0, left))
+            self._publisher.publish(data)
+            if real_time and number > 0:
+                rclpy.spin_once(self, timeout_sec=0.0)
+                continue
+            self._wait(partial(self._has_answered, stamp_ns), STATUS_SECONDS, "no status came")
+            if number == 0:  # with the first cloud a model begins, and the sensor starts its run
+                pace.restart(stamp_ns)
+        self._wait(partial(self._has_answered, clouds[-1][0]), STATUS_SECONDS, "no last status came")
+        return len(clouds)
 
     def loop(self, bag_path: Path, seconds: float) -> int:
         """Play there and back again at LOOP_RATE, stamped with the present time, whether the node follows or not."""
@@ -90,6 +89,13 @@ class Player(Node):
             if time.monotonic() > deadline:
                 raise InputError(f"The demonstration stopped: {problem} for {seconds:.0f} s; its node's log says why.")
             rclpy.spin_once(self, timeout_sec=0.05)
+
+
+def _clouds(bag_path: Path) -> list[tuple[int, bytes]]:
+    """Stamps and serialised clouds of a demonstration's bag, read at once: reading must not slow the sensor down."""
+    with open_bag(bag_path) as bag:
+        wanted = bag.cloud_topic()
+        return [(stamp_ns, bytes(data)) for _, stamp_ns, data in bag.raw_messages(lambda topic, _: topic == wanted)]
 
 
 def main() -> int:

@@ -33,12 +33,12 @@ def prepare_surroundings() -> None:
     From here on SIGTERM ends this process by an exception, so that it takes its children with it.
     """
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
-    from lepard_ros.ros.parameters import share_directory
+    from lepard_ros.ros.parameters import use_fastdds_profile
 
     # Not the user's domain: a robot may be in it, and would receive the demonstration's transforms.
     os.environ["ROS_DOMAIN_ID"] = str(1 + os.getpid() % 100)
     os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
-    os.environ["FASTDDS_DEFAULT_PROFILES_FILE"] = str(share_directory() / "config" / "fastdds.xml")
+    use_fastdds_profile()
 
 
 def run_node(

@@ -4,17 +4,16 @@
 import argparse
 import gc
 import os
-import signal
 import sys
 import threading
 from collections.abc import Sequence
-from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from lepard_ros.errors import InputError
 from lepard_ros.network.allocator import keep_freed_memory
 from lepard_ros.network.threads import wait_without_spinning
 from lepard_ros.ros.parameters import preset_file
+from lepard_ros.ros.stop_signal import StopSignal
 
 if TYPE_CHECKING:
     from rclpy.executors import Executor
@@ -57,29 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-class _Stop:
-    """The wish to end. Until the node spins a signal ends the process at once, for loading cannot be interrupted."""
-
-    def __init__(self) -> None:
-        self.asked = threading.Event()
-        self.spinning = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._on_signal)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.asked.set()
-        if not self.spinning:
-            sys.exit(0)
-
-
 def run_node(ros_arguments: list[str]) -> NoReturn:
     """Make the node, start it if it is to start itself, spin it until asked to stop, then end the process with 0."""
-    stop = _Stop()
+    stop = StopSignal()
     sys.setswitchinterval(SWITCH_SECONDS)
     import rclpy
     from rclpy.signals import SignalHandlerOptions
 
-    # rclpy's own handlers end the process with code 1 at times, so the signals are ours.
     rclpy.init(args=ros_arguments, signal_handler_options=SignalHandlerOptions.NO)
     try:
         _live(stop)
@@ -95,7 +78,7 @@ def run_node(ros_arguments: list[str]) -> NoReturn:
     os._exit(0)
 
 
-def _live(stop: _Stop) -> None:
+def _live(stop: StopSignal) -> None:
     """The node from its birth to its end."""
     from rclpy.executors import SingleThreadedExecutor
 

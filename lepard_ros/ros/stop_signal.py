@@ -1,0 +1,23 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
+"""SIGINT and SIGTERM as a flag that a loop looks at: rclpy's own handlers end a process with code 1 at times."""
+
+import signal
+import sys
+import threading
+from types import FrameType
+
+
+class StopSignal:
+    """The wish to end. Until something spins a signal ends the process at once, for loading cannot be interrupted."""
+
+    def __init__(self) -> None:
+        """Take over both signals."""
+        self.asked = threading.Event()
+        self.spinning = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.asked.set()
+        if not self.spinning:
+            sys.exit(0)

@@ -121,6 +121,27 @@ def test_launch_without_rviz_goes_on_with_a_sentence(monkeypatch: pytest.MonkeyP
     assert actions.count("Node") == 1
 
 
+def test_a_bag_is_played_by_rosbag2_or_by_our_own_player(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which one, by what is installed; both tell the time and play at the rate."""
+    pytest.importorskip("launch_ros", reason="launch and launch_ros are not installed here")
+    from launch.utilities import perform_substitutions
+
+    from launch import LaunchContext
+
+    for installed in (True, False):
+        module = load(ROOT / "launch" / "lepard.launch.py")
+        monkeypatch.setattr(module, "_installed", lambda package, here=installed: here)
+        given = {"bag": "room_bag", "rate": "2.0", "namespace": "/robot"}
+        action = module._player(given)
+        command = [perform_substitutions(LaunchContext(), part) for part in action.cmd[0 if installed else 1 :]]
+        expected = ["bag", "play", "room_bag", "--clock", "--rate", "2.0"]
+        if installed:
+            assert command == ["ros2", *expected]
+        else:
+            assert type(action).__name__ == "Node"
+            assert command[:8] == [*expected, "--wait-for", "robot/lepard"]
+
+
 def load(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem.replace(".", "_"), path)
     assert spec is not None

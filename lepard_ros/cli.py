@@ -48,6 +48,7 @@ COMMANDS: dict[str, Command] = {
     "train": Command("lepard_ros.commands.train", "train the network", computes=True),
     "synthesise": Command("lepard_ros.commands.synthesise", "generate training data", computes=True),
     "convert": Command("lepard_ros.commands.weights", "turn the authors' checkpoint into safetensors"),
+    "export": Command("lepard_ros.commands.weights", "write the network as ONNX graphs"),
     "info": Command("lepard_ros.commands.weights", "say what a weights file holds"),
 }
 

@@ -35,6 +35,8 @@ ON_GRID = 0.8
 MAX_RANGE = 30.0
 # Clouds whose centre is further from the origin than this (metres) are moved to it: float32 would round their points.
 FAR = 500.0
+# The name of the device that is none: onnxruntime runs the network, on whatever it was built for.
+ONNX = "onnx"
 
 
 @dataclass(frozen=True)
@@ -298,15 +300,17 @@ def grid_with_cells(points: Tensor, start: float, wanted: float) -> float:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of a name: auto takes CUDA where it is."""
+    """The device of a name: auto takes CUDA where it is; with onnx, torch keeps the CPU."""
+    if name == ONNX:
+        return torch.device("cpu")
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise InputError(f"device {name!r} is not known: use auto, cpu, cuda or cuda:0.") from None
+        raise InputError(f"device {name!r} is not known: use auto, cpu, cuda, cuda:0 or onnx.") from None
     if device.type not in ("cpu", "cuda"):
-        raise InputError(f"device {name!r} is not supported: use auto, cpu, cuda or cuda:0.")
+        raise InputError(f"device {name!r} is not supported: use auto, cpu, cuda, cuda:0 or onnx.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InputError(
             f"device {name!r} was asked for, but this machine has {torch.cuda.device_count()} CUDA devices: use cpu."

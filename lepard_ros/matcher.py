@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lepard_ros.cloud.normals import UNKNOWN
 from lepard_ros.encoded_cloud import (
+    ONNX,
     EncodedCloud,
     PointsLike,
     checked_points,
@@ -28,8 +29,9 @@ from lepard_ros.geometry.rigid_motion import exponential
 from lepard_ros.network.fine import best_partners, coarse_prior
 from lepard_ros.network.lepard import Lepard, pad_clouds
 from lepard_ros.network.matching import select_matches
+from lepard_ros.network.onnx_graphs import OnnxLepard, run_by_onnx
 from lepard_ros.network.procrustes import RigidFit
-from lepard_ros.network.weights import Card, load
+from lepard_ros.network.weights import Card, find_weights, load
 from lepard_ros.registration.rigid.acceptance import MIN_INLIERS
 from lepard_ros.registration.rigid.covariance import PATCH_CELLS
 from lepard_ros.registration.rigid.estimate import RigidSettings, candidate_motions, register_matches
@@ -91,8 +93,10 @@ class Matcher:
     def __init__(
         self, network: Lepard, card: Card, device: str = "auto", settings: MatcherSettings | None = None
     ) -> None:
-        """network and card as `network.weights.load` gives them; device: auto, cpu, cuda or cuda:i."""
+        """network and card as `network.weights.load` gives them; device: auto, cpu, cuda, cuda:i or onnx."""
         self.device = choose_device(device)
+        if device == ONNX:
+            network = run_by_onnx(network, card.sha256)
         self.network = network.to(self.device).eval()
         self.card, self.config = card, network.config
         self.settings = settings or MatcherSettings()
@@ -107,6 +111,8 @@ class Matcher:
     ) -> "Matcher":
         """A matcher with shipped weights ("rigid", "deformable") or those of a .safetensors file."""
         network, card = load(name)
+        if device == ONNX:  # graphs that `lepard export` wrote lie beside the weights
+            network = run_by_onnx(network, card.sha256, find_weights(name).parent)
         return cls(network, card, device, settings)
 
     @property
@@ -114,6 +120,11 @@ class Matcher:
         """The SHA-256 of the weights: clouds encoded with others, or for other use, cannot be compared."""
         use = "" if self.guided else ":descriptors"
         return self.card.sha256 + use + (f":{self.settings.grid:g}" if self.settings.grid else "")
+
+    @property
+    def runs_on(self) -> str:
+        """What computes the network: cpu, cuda:i or onnx."""
+        return ONNX if isinstance(self.network, OnnxLepard) else str(self.device)
 
     def warm_up(self) -> None:
         """Run once on a small made-up cloud, so that the first real one is not slower than the others."""

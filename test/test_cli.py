@@ -194,7 +194,7 @@ def test_a_command_says_how_many_threads_it_took_and_torch_takes_them(given: str
 
 def test_every_command_that_computes_chooses_its_threads() -> None:
     silent = {name for name, command in cli.COMMANDS.items() if not command.computes}
-    assert silent == {"node", "bag", "convert", "info"}, "the node chooses its own and logs them"
+    assert silent == {"node", "bag", "convert", "export", "info"}, "the node chooses its own and logs them"
 
 
 def test_processes_that_share_the_work_are_said_instead() -> None:

@@ -250,6 +250,19 @@ def test_several_motions_of_a_pair_equal_each_alone(config: LepardConfig) -> Non
     assert not torch.allclose(together[0], together[1])
 
 
+def test_matches_do_without_a_final_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, pair = network_of(TINY_OURS), pyramids(TINY_OURS, 0, 1)
+    stacked = stack_pyramids(pair)
+    clouds = split_pairs(network.encode(stacked)[0], stacked)
+    fits: list[RigidFit] = []
+    fit = network.rigid_fit
+    monkeypatch.setattr(network, "rigid_fit", lambda *args, **kinds: fits.append(fit(*args, **kinds)) or fits[-1])
+    output = network.match(*clouds)
+    assert len(fits) == TINY_OURS.layers.count("positioning")
+    assert output.fit is output.fit
+    assert len(fits) == TINY_OURS.layers.count("positioning") + 1
+
+
 def test_order_of_points_does_not_matter() -> None:
     network, points = network_of(TINY_OURS), wavy_cloud(0)
     shuffled = points[torch.randperm(len(points), generator=torch.Generator().manual_seed(0))]

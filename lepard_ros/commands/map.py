@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `lepard map`."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--weights", default="rigid", help="rigid, a .safetensors file, or fpfh for no network")
-    common.add_argument("--device", default="auto", help="auto, cpu or cuda (default auto)")
+    common.add_argument("--device", default="auto", help="auto, cpu, cuda or onnx (default auto)")
     actions = parser.add_subparsers(dest="action", required=True)
     info = actions.add_parser("info", parents=[common], help="keyframes, memory, extent")
     export = actions.add_parser("export", parents=[common], help="write the points as a cloud file")

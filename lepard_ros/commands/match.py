@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mode", choices=("rigid", "deformable"), default="rigid", help="what may move (default rigid)"
     )
     parser.add_argument("--weights", help="shipped weights by name, or a .safetensors file (default: as the mode)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:0 (default auto)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:0 or onnx (default auto)")
     parser.add_argument("--viewpoint", nargs="+", metavar="V", help=VIEWPOINT_HELP)
     parser.add_argument(
         "--effort", type=int, choices=(0, 1, 2), default=2, help="further tries at a refused rigid pair (default 2)"

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--truth", metavar="TOPIC|TF|FILE", help=TRUTH_HELP)
     parser.add_argument("--mode", choices=("rigid", "deformable"), default="rigid", help="what is tracked")
     parser.add_argument("--weights", help="a name, a .safetensors file, or fpfh for no network (default: the mode's)")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default auto)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or onnx (default auto)")
     parser.add_argument("--grid", type=float, help="metres between matched points (default: as the weights)")
     parser.add_argument("--every", type=int, default=1, help="use every n-th frame (default 1)")
     parser.add_argument("--min-range", type=float, default=NEAREST, help=f"metres, as the node's (default {NEAREST})")

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""`lepard convert` and `lepard info`: weights on disk."""
+"""`lepard convert`, `lepard export` and `lepard info`: weights on disk."""
 
 import argparse
 import json
@@ -9,22 +9,24 @@ from typing import Any
 
 from lepard_ros.errors import InputError
 from lepard_ros.network.config import PRESETS
-from lepard_ros.network.weights import Card, find_weights, load, load_official, save
+from lepard_ros.network.weights import Card, find_weights, load, load_official, save, write_atomically
 
 HELP = (
     "Weights on disk. `lepard convert` turns an authors' checkpoint (.pth) into safetensors with a card; "
+    "`lepard export` writes the network as ONNX graphs for onnxruntime, TensorRT or OpenVINO; "
     "`lepard info` shows what a file of weights is, and how fast it runs here."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the subcommand that the parser is for."""
-    (_convert_arguments if parser.get_default("command") == "convert" else _info_arguments)(parser)
+    arguments = {"convert": _convert_arguments, "export": _export_arguments, "info": _info_arguments}
+    arguments[parser.get_default("command")](parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert or inform."""
-    return run_convert(args) if args.command == "convert" else run_info(args)
+    """Convert, export or inform."""
+    return {"convert": run_convert, "export": run_export, "info": run_info}[args.command](args)
 
 
 def _convert_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +64,30 @@ def _read_sizes(path: Path | None) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise InputError(f"{path.name} must hold a JSON object of sizes.")
     return values
+
+
+def _export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--onnx", type=Path, required=True, metavar="OUT", help="folder for the graphs and the weights")
+    parser.add_argument("--weights", default="rigid", help="rigid, deformable or a .safetensors file (default rigid)")
+
+
+def run_export(args: argparse.Namespace) -> int:
+    """Write the graphs, with the weights beside them: `device: onnx` finds both by the weights' path."""
+    from lepard_ros.network.onnx_graphs import export_graphs
+
+    weights = find_weights(args.weights)
+    network, card = load(weights)
+    try:
+        args.onnx.mkdir(parents=True, exist_ok=True)
+        for suffix in (".safetensors", ".json"):
+            write_atomically(args.onnx / f"weights{suffix}", weights.with_suffix(suffix).read_bytes())
+        files = export_graphs(network, card.sha256, args.onnx)
+    except OSError as error:
+        raise InputError(f"{args.onnx} cannot be written ({error.strerror}): give another folder.") from error
+    for file in files:
+        sys.stdout.write(f"wrote {file} ({file.stat().st_size / 1e6:.1f} MB)\n")
+    sys.stdout.write(f"use them with device onnx and weights {args.onnx / 'weights.safetensors'}\n")
+    return 0
 
 
 def _info_arguments(parser: argparse.ArgumentParser) -> None:

@@ -35,7 +35,7 @@ class AttentionLayer(nn.Module):
         """MLP(cat[x, message]) without the copy: the first product is the sum of two halves."""
         first, _, last = self.mlp
         assert isinstance(first, nn.Linear) and isinstance(last, nn.Linear)
-        own, other = first.weight.T.split(x.shape[-1])
+        own, other = first.weight.T.chunk(2)
         hidden = x.flatten(0, 1) @ own
         hidden = hidden.addmm_(message.flatten(0, 1).to(hidden.dtype), other.to(hidden.dtype))  # differ under autocast
         return last(F.relu_(hidden)).view_as(x)

@@ -11,9 +11,9 @@ from lepard_ros.cloud.pyramid import Pyramid
 from lepard_ros.errors import InputError
 from lepard_ros.network.config import MATCH_LEVEL, LepardConfig
 from lepard_ros.network.convolution import CHUNK, make_convolution
-from lepard_ros.network.precision import at_least_float
+from lepard_ros.network.precision import at_least_float, is_traced
 from lepard_ros.network.relation import Relation, take_rows, with_zero_row
-from lepard_ros.network.workspace import Workspace, at_once
+from lepard_ros.network.workspace import Workspace, at_once, in_pieces
 
 SLOPE, EPSILON = 0.1, 1e-5
 POOLED_NUMBERS = 2**20  # gathered at a time, so that they stay in the processor's cache
@@ -39,6 +39,8 @@ def _standardise(x: Tensor) -> Tensor:
     """Zero mean and unit variance of each channel over the points (N, C)."""
     if len(x) < 2:
         return torch.zeros_like(x)
+    if is_traced():  # ONNX has no batch norm that takes its statistics from the batch
+        return _standardise_exactly(x)
     return F.batch_norm(x, None, None, training=True, eps=EPSILON)
 
 
@@ -49,11 +51,12 @@ def _standardise_exactly(x: Tensor) -> Tensor:
     """
     x = at_least_float(x)
     mean = x.mean(0)
-    parts = x.split(at_once(x, CHUNK))  # pieces that fit the cache
+    parts = in_pieces(x, at_once(x, CHUNK))  # that fit the cache
     squares = torch.stack([(part - mean).square().sum(0) for part in parts])
-    scale = torch.rsqrt(squares.sum(0) / len(x) + EPSILON)
+    scale = torch.rsqrt(squares.sum(0) / x.shape[0] + EPSILON)
     # Where no gradient needs x, the result takes its place: new memory for it costs more than the sum.
-    return torch.addcmul(-mean * scale, x, scale, out=None if torch.is_grad_enabled() else x)
+    needed = torch.is_grad_enabled() or is_traced()
+    return torch.addcmul(-mean * scale, x, scale, out=None if needed else x)
 
 
 class Unary(nn.Module):
@@ -126,7 +129,7 @@ class ResidualBlock(nn.Module):
 def max_pool(x: Tensor, neighbours: Tensor, workspace: Workspace) -> Tensor:
     """The largest feature among the neighbours; the zero of a missing one counts, as in the reference."""
     filled = with_zero_row(x)
-    parts = neighbours.split(max(1, at_once(x, POOLED_NUMBERS) // (x.shape[1] * neighbours.shape[1])))
+    parts = in_pieces(neighbours, max(1, at_once(x, POOLED_NUMBERS) // int(x.shape[1] * neighbours.shape[1])))
     return torch.cat([take_rows(filled, part, workspace).amax(1) for part in parts])
 
 

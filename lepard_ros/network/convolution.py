@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lepard_ros.network.config import LepardConfig
-from lepard_ros.network.precision import full_precision
+from lepard_ros.network.precision import full_precision, is_traced
 from lepard_ros.network.relation import CHIRAL_KERNELS, KernelBag, Relation, take_rows, with_zero_row
 from lepard_ros.network.workspace import Workspace, at_once
 
@@ -67,6 +67,9 @@ class InvariantConvolution(nn.Module):
     def forward(self, features: Tensor, relation: Relation) -> Tensor:
         """features: (M, inputs) of the supports. Returns (N, outputs) at the queries."""
         kernels, inputs, outputs = self.weights.shape
+        if is_traced():  # ONNX has no sums of bags
+            index, influence = relation.invariant_influence()
+            return (influence @ take_rows(features, index)).flatten(1) @ self.weights.flatten(0, 1)
         bag = relation.invariant_bag()
         out = relation.workspace.table("rows", features, len(features), kernels * outputs)
         rows = torch.mm(features, self.weights.permute(1, 0, 2).reshape(inputs, kernels * outputs), out=out)
@@ -88,7 +91,7 @@ class KernelPointConvolution(nn.Module):
         """features: (M, inputs) of the supports. Returns (N, outputs) at the queries."""
         filled = with_zero_row(features)
         counted = (filled.detach().sum(1) > 0).to(features.dtype)
-        count = max(1, len(relation.neighbours) // at_once(features, CHUNK))
+        count = 1 if is_traced() else max(1, len(relation.neighbours) // at_once(features, CHUNK))
         pieces = zip(relation.neighbour_offsets().chunk(count), relation.neighbours.chunk(count), strict=True)
         return torch.cat([self._piece(filled, counted, *piece, relation.workspace) for piece in pieces])
 

@@ -6,8 +6,9 @@ settings of `LepardConfig`: entangled, sinusoidal code, Sinkhorn, no repositioni
 blocks (layers); the oracles are given to `match` as `truth`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -58,11 +59,17 @@ class Repositioning:
 
 @dataclass
 class LepardOutput:
-    """The final confidences (B, n, m), the rigid fit that they suggest, and what each positioning layer did."""
+    """The final confidences (B, n, m), how to fit a motion to such, and what each positioning layer did."""
 
     confidence: Tensor
-    fit: RigidFit
+    fitted: Callable[[Tensor], RigidFit]
     repositionings: list[Repositioning] = field(default_factory=list)
+
+    @cached_property
+    def fit(self) -> RigidFit:
+        """The rigid motion that the confidences suggest; found when it is asked for, since matches do without."""
+        with full_precision(self.confidence):
+            return self.fitted(self.confidence)
 
 
 class Lepard(nn.Module):
@@ -128,8 +135,8 @@ class Lepard(nn.Module):
                 codes = self._codes(moved, target.points, applied)
                 repositionings.append(Repositioning(confidence, fit, applied))
         confidence = self.matching(x, y, *codes.cross, source.mask, target.mask)
-        with full_precision(x):
-            return LepardOutput(confidence, self.rigid_fit(confidence, source, target), repositionings)
+        fitted = partial(self.rigid_fit, source=source, target=target)
+        return LepardOutput(confidence, fitted, repositionings)
 
     def can_prepare(self) -> bool:
         """Whether the first layer sees neither the other cloud nor a position, and can be done beforehand."""

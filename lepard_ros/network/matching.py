@@ -3,7 +3,6 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lepard_ros.network.config import LepardConfig
 from lepard_ros.network.position import PositionCode
@@ -57,14 +56,12 @@ def sinkhorn(scores: Tensor, bin_score: Tensor, iterations: int, x_mask: Tensor,
     n, m = x_mask.sum(1).to(scores), y_mask.sum(1).to(scores)
     valid = x_mask[:, :, None] & y_mask[:, None]
     rows, columns = scores.shape[1:]
-    couplings = F.pad(scores.masked_fill(~valid, -1e9), (0, 1, 0, 1))
-    couplings[:, rows, :] = bin_score
-    couplings[:, :, columns] = bin_score
+    couplings = scores.masked_fill(~valid, -1e9)
+    couplings = torch.cat([couplings, bin_score.expand(len(scores), rows, 1)], dim=2)
+    couplings = torch.cat([couplings, bin_score.expand(len(scores), 1, columns + 1)], dim=1)
     norm = -(n + m).log()[:, None]
-    log_mu = torch.cat([norm.expand(-1, rows), m.log()[:, None] + norm], dim=1)
-    log_nu = torch.cat([norm.expand(-1, columns), n.log()[:, None] + norm], dim=1)
-    log_mu[:, :rows] = log_mu[:, :rows].masked_fill(~x_mask, -1e9)
-    log_nu[:, :columns] = log_nu[:, :columns].masked_fill(~y_mask, -1e9)
+    log_mu = torch.cat([norm.expand(-1, rows).masked_fill(~x_mask, -1e9), m.log()[:, None] + norm], dim=1)
+    log_nu = torch.cat([norm.expand(-1, columns).masked_fill(~y_mask, -1e9), n.log()[:, None] + norm], dim=1)
     u, v = torch.zeros_like(log_mu), torch.zeros_like(log_nu)
     for _ in range(iterations):
         u = log_mu - torch.logsumexp(couplings + v[:, None], dim=2)

@@ -4,7 +4,7 @@
 import torch
 from torch import Tensor
 
-from lepard_ros.network.precision import at_least_float
+from lepard_ros.network.precision import at_least_float, is_traced
 
 
 class PositionCode:
@@ -20,12 +20,16 @@ class RotaryCode(PositionCode):
 
     def __init__(self, positions: Tensor, dim: int) -> None:
         """positions: (..., n, 3) in units of the code; dim: d."""
-        angles = _angles(positions, dim).flatten(-2)
-        self.turns = torch.polar(torch.ones_like(angles), angles)
+        self.angles = _angles(positions, dim).flatten(-2)
+        if not is_traced():  # ONNX has no complex numbers
+            self.turns = torch.polar(torch.ones_like(self.angles), self.angles)
 
     def apply(self, x: Tensor) -> Tensor:
         """(..., n, d) -> (..., n, d), of the same length."""
         pairs = at_least_float(x).unflatten(-1, (-1, 2)).contiguous()  # torch has no complex type in half precision
+        if is_traced():
+            (first, second), cosine, sine = pairs.unbind(-1), self.angles.cos(), self.angles.sin()
+            return torch.stack([first * cosine - second * sine, first * sine + second * cosine], -1).flatten(-2)
         return torch.view_as_real(torch.view_as_complex(pairs) * self.turns).flatten(-2)
 
 

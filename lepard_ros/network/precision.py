@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Where autocast must not shorten the numbers."""
+"""What the network is run for: where autocast must not shorten the numbers, and where a graph is written."""
 
 import torch
 from torch import Tensor
@@ -16,6 +16,11 @@ def autocast_is_on(like: Tensor) -> bool:
         return torch.is_autocast_enabled(like.device.type)
     except TypeError:  # before torch 2.4
         return torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled()
+
+
+def is_traced() -> bool:
+    """Whether the network is being written as an ONNX graph: sizes are then not known, and some operations missing."""
+    return bool(torch._C._get_tracing_state())
 
 
 def at_least_float(x: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lepard_ros.network.precision import is_traced
+
 # Values of a table of confidences whose largest is looked at first when the most confident ones are sought.
 BLOCK = 64
 
@@ -24,22 +26,33 @@ def soft_procrustes(confidence: Tensor, source: Tensor, target: Tensor, counts: 
     confidence: (B, n, m); source: (B, n, 3); target: (B, m, 3); counts: (B,) matches used of each pair,
     max(n, m) of its real points.
     """
-    k = int(counts.max())
-    weights, x, y = top_matches(confidence, source, target, k)
-    used = torch.arange(k, device=counts.device)[None] < counts[:, None]
-    return weighted_procrustes(x, y, weights * used, epsilon=1e-4)
+    weights, x, y = top_matches(confidence, source, target, counts)
+    return weighted_procrustes(x, y, weights, epsilon=1e-4)
 
 
-def top_matches(confidence: Tensor, source: Tensor, target: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The k most confident matches of each pair: weights (B, k), source (B, k, 3), target (B, k, 3) points."""
+def top_matches(
+    confidence: Tensor, source: Tensor, target: Tensor, counts: Tensor, most: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The most confident matches of each pair: weights (B, k), source (B, k, 3), target (B, k, 3) points.
+
+    counts: (B,) matches wanted of each pair; the weights of further ones are 0. most: bound of k.
+    """
     flat = confidence.flatten(1)
     with torch.no_grad():
-        index = torch.stack([largest(table, min(k, flat.shape[1])) for table in flat])
-    weights = flat.gather(1, index)
+        index = _most_confident(flat, counts.max() if most is None else counts.max().clamp_max(most))
+    used = torch.arange(index.shape[1], device=counts.device)[None] < counts[:, None]
+    weights = flat.gather(1, index) * used
     row, column = torch.div(index, confidence.shape[2], rounding_mode="floor"), index % confidence.shape[2]
     x = source.gather(1, row[..., None].expand(-1, -1, 3))
     y = target.gather(1, column[..., None].expand(-1, -1, 3))
     return weights, x, y
+
+
+def _most_confident(flat: Tensor, k: Tensor) -> Tensor:
+    """Indices (B, k) of the k largest values of each row (B, n); k: a whole number."""
+    if is_traced():  # k is a size that an exported graph does not know yet
+        return flat.topk(k, dim=1).indices  # type: ignore[arg-type]
+    return torch.stack([largest(row, min(int(k), flat.shape[1])) for row in flat])
 
 
 def largest(values: Tensor, k: int) -> Tensor:
@@ -65,12 +78,73 @@ def weighted_procrustes(x: Tensor, y: Tensor, weights: Tensor, epsilon: float = 
     x, y = x.double(), y.double()
     mean_x, mean_y = (w * x).sum(1, keepdim=True), (w * y).sum(1, keepdim=True)
     covariance = (w * (y - mean_y)).transpose(1, 2) @ (x - mean_x)
-    u, s, vt = torch.linalg.svd(covariance)
+    rotation, condition = (rotation_by_products if is_traced() else nearest_rotation)(covariance)
+    translation = mean_y.transpose(1, 2) - rotation @ mean_x.transpose(1, 2)
+    return RigidFit(rotation.to(weights), translation.to(weights), condition.to(weights))
+
+
+def nearest_rotation(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The rotation nearest to each matrix (B, 3, 3), and the condition (B,): its largest over its least
+    singular value.
+    """
+    u, s, vt = torch.linalg.svd(matrix)
     sign = torch.ones_like(s)
     sign[:, 2] = torch.linalg.det(u) * torch.linalg.det(vt)
-    rotation = u * sign[:, None] @ vt
-    translation = mean_y.transpose(1, 2) - rotation @ mean_x.transpose(1, 2)
-    return RigidFit(rotation.to(weights), translation.to(weights), (s[:, 0] / s[:, 2]).to(weights))
+    return u * sign[:, None] @ vt, s[:, 0] / s[:, 2]
+
+
+def rotation_by_products(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The same without a singular value decomposition, which ONNX does not have.
+
+    The rotation's quaternion q is the leading eigenvector of a 4 x 4 matrix that is linear in the given one (Horn), and
+    the rotation is linear in q q'. The least singular value is what the determinant leaves of the two others.
+    """
+    flat = matrix.flatten(1)
+    horn = (flat @ flat.new_tensor(HORN)).view(-1, 4, 4)
+    eye = torch.eye(4, dtype=matrix.dtype, device=matrix.device)
+    shift = (3 * flat.square().sum(1)).sqrt()  # at least the sum of the singular values: no eigenvalue is negative
+    squared = _leading(horn + shift[:, None, None] * eye, squarings=24)
+    rotation = (squared.flatten(1) @ flat.new_tensor(HORN).T).view(-1, 3, 3)
+    gram = matrix.transpose(1, 2) @ matrix
+    minors = torch.stack([_cross(gram[:, k - 2], gram[:, k - 1]) for k in range(3)], 1)
+    largest, two = ((m * _leading(m, squarings=14)).sum((1, 2)).clamp_min(0) for m in (gram, minors))
+    determinant = (matrix[:, 0] * _cross(matrix[:, 1], matrix[:, 2])).sum(1)
+    return rotation, (largest * two).sqrt() / determinant.abs()
+
+
+def _leading(matrix: Tensor, squarings: int) -> Tensor:
+    """q q' (B, n, n) of the leading unit eigenvector q of symmetric matrices without negative eigenvalues."""
+    for _ in range(squarings):
+        matrix = matrix / matrix.abs().sum((1, 2), keepdim=True).clamp_min(1e-30)
+        matrix = matrix @ matrix
+    trace = (matrix * torch.eye(matrix.shape[1], dtype=matrix.dtype, device=matrix.device)).sum((1, 2), keepdim=True)
+    return matrix / trace.clamp_min(1e-30)
+
+
+def _cross(a: Tensor, b: Tensor) -> Tensor:
+    """a x b of vectors (B, 3)."""
+    (ax, ay, az), (bx, by, bz) = a.unbind(1), b.unbind(1)
+    return torch.stack([ay * bz - az * by, az * bx - ax * bz, ax * by - ay * bx], 1)
+
+
+def _horn() -> list[list[float]]:
+    """For each entry of a matrix (3, 3) its part (16,) in the 4 x 4 matrix N with q' N q = trace(R(q)' matrix)."""
+    parts = []
+    for i in range(3):
+        for j in range(3):
+            n = [[0.0] * 4 for _ in range(4)]
+            if i == j:
+                for k in range(4):
+                    n[k][k] = 1.0 if k in (0, i + 1) else -1.0
+            else:
+                k = 3 - i - j
+                n[i + 1][j + 1] = n[j + 1][i + 1] = 1.0
+                n[0][k + 1] = n[k + 1][0] = 1.0 if (i - j) % 3 == 1 else -1.0
+            parts.append([value for row in n for value in row])
+    return parts
+
+
+HORN = _horn()
 
 
 def robust_procrustes(
@@ -81,15 +155,18 @@ def robust_procrustes(
     Arguments as for `soft_procrustes`; scale: metres within which matches agree. Which matches agree is decided
     without gradient; the final fit has one through their confidences.
     """
-    weights, x, y = top_matches(confidence, source, target, min(k, int(counts.max())))
-    weights = weights * (torch.arange(weights.shape[1], device=counts.device)[None] < counts[:, None])
+    weights, x, y = top_matches(confidence, source, target, counts, k)
     with torch.no_grad():
         fit = weighted_procrustes(x, y, _consensus(x, y, weights, scale))
-        for width in (2.0, 1.0):
-            residual = (x @ fit.rotation.transpose(1, 2) + fit.translation.transpose(1, 2) - y).norm(dim=-1)
-            agreeing = (1 - (residual / (width * scale)) ** 2).clamp_min(0)
-            fit = weighted_procrustes(x, y, weights * agreeing)
+        fit = weighted_procrustes(x, y, weights * _agreeing(fit, x, y, 2 * scale))
+        agreeing = _agreeing(fit, x, y, scale)
     return weighted_procrustes(x, y, weights * agreeing)
+
+
+def _agreeing(fit: RigidFit, x: Tensor, y: Tensor, radius: float) -> Tensor:
+    """How well each match (B, k) agrees with a motion: 1 without residual, 0 from `radius` metres on."""
+    residual = (x @ fit.rotation.transpose(1, 2) + fit.translation.transpose(1, 2) - y).norm(dim=-1)
+    return (1 - (residual / radius) ** 2).clamp_min(0)
 
 
 def _consensus(x: Tensor, y: Tensor, weights: Tensor, scale: float) -> Tensor:

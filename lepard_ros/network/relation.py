@@ -2,7 +2,7 @@
 """Who convolves whom in a pyramid, and the operators that both kinds of convolution make of it once per cloud."""
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +24,8 @@ class Relation:
     """Query points, support points and neighbour indices (N, K), M for a missing one.
 
     radius: metres. chirality: whether the invariant operator has the kernel functions of the twist.
-    workspace: for the tables of one convolution after the other. bag: the invariant operator, offsets: where the
-    neighbours are; both made on first use and shared by all layers of a level.
+    workspace: for the tables of one convolution after the other. bag: the invariant operator, influence: the same for
+    ONNX, offsets: where the neighbours are; made on first use and shared by all layers of a level.
     """
 
     queries: Tensor
@@ -38,19 +38,27 @@ class Relation:
     workspace: Workspace = field(default_factory=Workspace, repr=False)
     bag: "KernelBag | None" = field(default=None, repr=False)
     offsets: Tensor | None = field(default=None, repr=False)
+    influence: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
 
     def to(self, device: torch.device) -> "Relation":
         """The same relation on another device, where its operators are rebuilt."""
         moved: dict[str, Any] = {
             f.name: v.to(device) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)
         }
-        return replace(self, **{**moved, "workspace": Workspace(), "bag": None, "offsets": None})
+        return replace(self, **{**moved, "workspace": Workspace(), "bag": None, "offsets": None, "influence": None})
 
     def invariant_bag(self) -> "KernelBag":
         """The sparse operator of the invariant kernel functions."""
         if self.bag is None:
             self.bag = KernelBag.of(self)
         return self.bag
+
+    def invariant_influence(self) -> tuple[Tensor, Tensor]:
+        """Neighbours (N, K) and their weights on the kernel functions (N, kernels, K): that operator for ONNX."""
+        if self.influence is None:
+            seen = _Neighbourhood.of(self)
+            self.influence = seen.support, seen.influence()
+        return self.influence
 
     def neighbour_offsets(self) -> Tensor:
         """From each query to its neighbours: (N, K, 5) with x, y, z, squared distance, 1; missing ones are far away."""
@@ -80,25 +88,15 @@ class KernelBag:
     @classmethod
     def of(cls, relation: Relation) -> "KernelBag":
         """Bilinear weights of every neighbour on the nodes, divided by the number of neighbours."""
-        assert relation.query_normals is not None and relation.support_normals is not None
-        supports = len(relation.supports)
-        present = relation.neighbours < supports
-        index = relation.neighbours.clamp_max(supports - 1)
-        # Axis by axis: whole tables (N, K) of numbers are three times as fast as many small vectors.
-        normal = relation.query_normals.T[..., None]
-        others = _gather_axes(relation.support_normals, index)
-        offset = _gather_axes(relation.supports, index) - relation.queries.T[..., None]
-        distance = offset.square().sum(0).sqrt_()
-        away = 1 / distance.clamp_min(1e-3 * relation.radius)
-        far = distance > 0.5 * relation.radius
-        share = present / present.sum(1, keepdim=True).clamp_min(1)
+        seen = _Neighbourhood.of(relation)
         kernels = INVARIANT_KERNELS + CHIRAL_KERNELS * relation.chirality
-        first = index.int() * kernels
-        columns, weights = _bilinear((offset * normal).sum(0) * away, (others * normal).sum(0), far, share)
+        first = seen.support.int() * kernels
+        columns, weights = _bilinear(seen.elevation, seen.lean, seen.far, seen.share)
         columns = [first + column for column in columns]
-        if relation.chirality:
-            columns.append(first + INVARIANT_KERNELS + far)
-            weights.append(CHIRAL_SCALE * twist(normal, offset, others) * away * share)
+        if seen.twist is not None:
+            columns.append(first + INVARIANT_KERNELS + seen.far)
+            weights.append(seen.twist * seen.share)
+        supports = relation.supports.shape[0]
         return cls(torch.stack(columns, -1).flatten(1), torch.stack(weights, -1).flatten(1), supports, kernels)
 
     def mirrored(self) -> "KernelBag":
@@ -119,6 +117,48 @@ class KernelBag:
             queries = torch.div(order, self.columns.shape[1], rounding_mode="floor")
             self.transposed = queries.int(), offsets.int(), self.weights.flatten()[order]
         return self.transposed
+
+
+class _Neighbourhood(NamedTuple):
+    """What the invariant kernel functions see of every neighbour, (N, K) each.
+
+    support: its index, any where it is missing. share: one over the number of neighbours, 0 where it is missing.
+    elevation: sine over the tangent plane. lean: cosine between the normals. far: beyond half of the radius.
+    twist: scaled, None without chirality.
+    """
+
+    support: Tensor
+    share: Tensor
+    elevation: Tensor
+    lean: Tensor
+    far: Tensor
+    twist: Tensor | None
+
+    @classmethod
+    def of(cls, relation: Relation) -> "_Neighbourhood":
+        assert relation.query_normals is not None and relation.support_normals is not None
+        supports = relation.supports.shape[0]
+        present = relation.neighbours < supports
+        index = relation.neighbours.clamp_max(supports - 1)
+        # Axis by axis: whole tables (N, K) of numbers are three times as fast as many small vectors.
+        normal = relation.query_normals.T[..., None]
+        others = _gather_axes(relation.support_normals, index)
+        offset = _gather_axes(relation.supports, index) - relation.queries.T[..., None]
+        distance = offset.square().sum(0).sqrt_()
+        away = 1 / distance.clamp_min(1e-3 * relation.radius)
+        far = distance > 0.5 * relation.radius
+        share = present / present.sum(1, keepdim=True).clamp_min(1)
+        elevation, lean = (offset * normal).sum(0) * away, (others * normal).sum(0)
+        twists = CHIRAL_SCALE * twist(normal, offset, others) * away if relation.chirality else None
+        return cls(index, share, elevation, lean, far, twists)
+
+    def influence(self) -> Tensor:
+        """The weight of every neighbour on every kernel function, (N, kernels, K): what a `KernelBag` has in lists."""
+        halves = torch.stack([~self.far, self.far], 1) * self.share[:, None]
+        elevations, leans = _hats(self.elevation, ELEVATION_NODES), _hats(self.lean, LEAN_NODES)
+        product = halves[:, :, None, None] * (elevations[:, :, None] * leans[:, None])[:, None]
+        weights = product.flatten(1, 3)
+        return weights if self.twist is None else torch.cat([weights, halves * self.twist[:, None]], 1)
 
 
 def twist(normal: Tensor, offset: Tensor, other: Tensor) -> Tensor:
@@ -154,6 +194,12 @@ def _between_nodes(values: Tensor, nodes: tuple[float, float, float]) -> tuple[T
     upper = values > middle
     share = torch.where(upper, (values - middle) / (high - middle), (values - low) / (middle - low))
     return upper, share.clamp_(0, 1)
+
+
+def _hats(values: Tensor, nodes: tuple[float, float, float]) -> Tensor:
+    """The weights of values (N, K) on the three nodes, (N, 3, K)."""
+    upper, share = _between_nodes(values, nodes)
+    return torch.stack([(1 - share) * ~upper, torch.where(upper, 1 - share, share), share * upper], 1)
 
 
 def take_rows(values: Tensor, index: Tensor, workspace: Workspace | None = None) -> Tensor:

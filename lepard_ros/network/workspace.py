@@ -2,11 +2,12 @@
 """Memory that is written again and again."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from lepard_ros.network.precision import autocast_is_on
+from lepard_ros.network.precision import autocast_is_on, is_traced
 
 
 def at_once(like: Tensor, few: int) -> int:
@@ -17,10 +18,16 @@ def at_once(like: Tensor, few: int) -> int:
     return few if like.device.type == "cpu" else 256 * few
 
 
+def in_pieces(rows: Tensor, most: int) -> Sequence[Tensor]:
+    """The rows in pieces of at most so many; in one for an exported graph, which must not depend on their number."""
+    return [rows] if is_traced() else rows.split(most)
+
+
 class Workspace:
     """Tables that each piece of a long computation writes anew: memory that is in the cache already is far cheaper.
 
-    There are none where gradients are recorded, which need every piece's own, nor where autocast chooses the types.
+    There are none where gradients are recorded, which need every piece's own, nor where autocast chooses the types, nor
+    in an exported graph.
     """
 
     def __init__(self) -> None:
@@ -32,7 +39,7 @@ class Workspace:
 
     def table(self, name: str, like: Tensor, *shape: int) -> Tensor | None:
         """A table of this shape, with anything in it, for a parameter `out`; None: the operation is to make its own."""
-        if torch.is_grad_enabled() or autocast_is_on(like):
+        if torch.is_grad_enabled() or is_traced() or autocast_is_on(like):
             return None
         size, table = math.prod(shape), self.tables.get(name)
         if table is None or table.numel() < size or (table.dtype, table.device) != (like.dtype, like.device):

@@ -541,7 +541,7 @@ def make_mode(settings: NodeSettings, plan: FramePlan, logger: Any) -> Mode:
             f"The weights '{matcher.card.name}' were trained for {matcher.card.mode} scenes, but the mode is "
             f"{settings.mode}; leave the parameter weights empty to take those of the mode."
         )
-    description = f"weights {matcher.card.name}, device {matcher.device}, threads: {torch.get_num_threads()}"
+    description = f"weights {matcher.card.name}, device {matcher.runs_on}, threads: {torch.get_num_threads()}"
     if settings.mode == "deformable":
         from lepard_ros.ros.deformable_mode import DeformableMode
 

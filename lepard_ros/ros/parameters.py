@@ -48,7 +48,7 @@ class NodeSettings:
         low=0.0,
         high=1.0,
     )
-    device: str = _option("auto", "Where the network runs.", choices=("auto", "cpu", "cuda"))
+    device: str = _option("auto", "Where the network runs.", choices=("auto", "cpu", "cuda", "onnx"))
     threads: int = _option(0, "Threads of the network on the CPU; 0: all cores but one.", low=0, high=256)
     fallback: str = _option(
         "none", "Classical method tried when every alignment by Lepard is refused.", choices=("none", "fpfh")

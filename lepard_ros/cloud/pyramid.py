@@ -91,9 +91,7 @@ def build_pyramid(
     normals, variation = _normals_by_level(levels, neighbours, pools, viewpoint) if shape.normals else ([], None)
     upsamples = [index[:, 0] for index in between]
     lengths = [[len(level)] for level in levels]
-    return Pyramid(
-        levels, normals, variation, neighbours, pools, upsamples, lengths, between if shape.smooth else []
-    )
+    return Pyramid(levels, normals, variation, neighbours, pools, upsamples, lengths, between if shape.smooth else [])
 
 
 def _normals_by_level(

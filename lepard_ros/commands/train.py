@@ -14,7 +14,7 @@ from lepard_ros.data.creature_scene import scene_files
 from lepard_ros.errors import InputError
 from lepard_ros.network.config import PRESETS, LepardConfig
 from lepard_ros.network.lepard import Lepard
-from lepard_ros.network.weights import Card, load, save, grown
+from lepard_ros.network.weights import Card, grown, load, save
 from lepard_ros.training import deformable_samples, paper, samples
 from lepard_ros.training.deformable_samples import CreatureStream, DeformableStream
 from lepard_ros.training.objective import ObjectiveSettings

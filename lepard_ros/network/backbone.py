@@ -145,10 +145,13 @@ def interpolate(x: Tensor, index: Tensor, finer: Tensor, coarser: Tensor) -> Ten
     smoothly over the surface, and hardly depends on where the cells of the coarser grid happen to lie.
     """
     with torch.no_grad():
-        present = index < len(coarser)
-        apart = take_rows(coarser, index.clamp_max(len(coarser) - 1)) - finer[:, None]
+        count = coarser.shape[0]
+        present = index < count
+        apart = take_rows(coarser, index.clamp_max(count - 1)) - finer[:, None]
         nearness = present / apart.square().sum(-1).clamp_min(1e-12)
         share = nearness / nearness.sum(1, keepdim=True).clamp_min(1e-12)
+    if is_traced():  # ONNX has no sums of bags
+        return (share[:, None] @ take_rows(with_zero_row(x), index))[:, 0]
     return F.embedding_bag(index, with_zero_row(x), per_sample_weights=share.to(x.dtype), mode="sum")
 
 

@@ -40,8 +40,8 @@ ROUNDS = 3
 LOOKS = 3  # clouds of a query, each a small step from the one before: one look is never enough to jump
 STEP = 0.03  # metres between them
 SENSOR = steady_sensor(WIDTH)
-# A keyframe at every step, so that the map gets large; a search looks at the most similar ones only.
-SETTINGS = TrackerSettings(keyframe_distance=0.1, keyframe_degrees=10.0, max_keyframes=5000, search_keyframes=16)
+# A keyframe at every step, so that the map gets large.
+SETTINGS = TrackerSettings(keyframe_distance=0.1, keyframe_degrees=10.0, max_keyframes=5000, max_megabytes=4000.0)
 
 
 class Video(NamedTuple):

@@ -51,14 +51,14 @@ def both(config: LepardConfig) -> tuple[Lepard, OnnxLepard]:
 @torch.no_grad()
 def test_features_and_confidences_are_those_of_torch_at_any_size(name: str) -> None:
     network, by_onnx = both(CONFIGS[name])
-    for side in (45, 60):  # of much smaller clouds torch itself, in single precision, is not good to 1e-4
+    for side in (30, 60):
         pyramid = example_pyramid(network, side)
         if network.config.normalisation == "joint":  # such networks see both clouds of a pair at once
             pyramid = stack_pyramids([pyramid, example_pyramid(network, side + 9)])
         for found, expected in zip(by_onnx.encode(pyramid), network.encode(pyramid), strict=True):
             assert (found is None) == (expected is None)
-            if found is not None:
-                torch.testing.assert_close(found, expected, **CLOSE)
+            if found is not None and expected is not None:
+                assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
     for sides in ((50, 37), (20, 60)):
         clouds = [example_cloud(network, side) for side in sides]
         expected = network.match(*clouds)

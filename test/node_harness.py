@@ -263,11 +263,14 @@ class Probe:
         assert stamp_to_ns(status.header.stamp) == stamp_ns
         return status
 
-    def send_depth(self, depth: NDArray[np.uint16], stamp_ns: int, camera: Camera = CAMERA) -> None:
-        """Publish a 16UC1 depth image and its camera info."""
+    def send_info(self, stamp_ns: int, camera: Camera = CAMERA) -> None:
+        """Publish a camera info."""
         info = CameraInfo(header=header(stamp_ns, SENSOR_FRAME), width=camera.width, height=camera.height)
         info.k = [camera.fx, 0.0, camera.cx, 0.0, camera.fy, camera.cy, 0.0, 0.0, 1.0]
         self.infos.publish(info)
+
+    def send_depth(self, depth: NDArray[np.uint16], stamp_ns: int) -> None:
+        """Publish a 16UC1 depth image."""
         image = Image(header=header(stamp_ns, SENSOR_FRAME), height=depth.shape[0], width=depth.shape[1])
         image.encoding, image.step, image.data = "16UC1", 2 * depth.shape[1], depth.astype("<u2").tobytes()
         self.depths.publish(image)

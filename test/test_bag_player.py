@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("rclpy", reason="ROS 2 is not installed here")
 from geometry_msgs.msg import PoseStamped
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy, qos_profile_sensor_data
 from rclpy.serialization import deserialize_message

@@ -3,6 +3,7 @@
 
 import os
 import time
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from tf2_msgs.msg import TFMessage
 from lepard_ros.ros.compat import matrix_from_transform
 from lepard_ros.ros.compat.transforms import stamped_transform
 from lepard_ros.ros.conversion import header, matrix_from_pose, stamp_to_ns
-from node_harness import SENSOR_FRAME, STEP_NS, NodeProcess, Probe, box_room, cloud_at, look, patience, pose_at
+from node_harness import CAMERA, SENSOR_FRAME, STEP_NS, NodeProcess, Probe, box_room, cloud_at, look, patience, pose_at
 
 pytestmark = pytest.mark.slow
 
@@ -253,18 +254,20 @@ def test_frames_that_loop_are_refused_and_do_not_hang() -> None:
 
 
 def test_depth_images_with_camera_info() -> None:
+    """Each with the info of its own stamp, though infos of another zoom come beside it."""
     with NodeProcess(input="depth") as _, Probe() as probe:
         probe.until(lambda: probe.depths.get_subscription_count() and probe.infos.get_subscription_count(), 60)
         probe.until(lambda: probe.node.count_publishers("/lepard/status"), 60)
         start = time.time_ns()
-        for step in range(3):
+        zoomed = replace(CAMERA, fx=2 * CAMERA.fx, fy=2 * CAMERA.fy)
+        for step in range(5):
             depth = np.round(look(box_room(), pose_at(step)) * 1000).astype(np.uint16)
+            probe.send_info(start + step * STEP_NS)
+            probe.send_info(start + step * STEP_NS + 1, zoomed)
+            probe.spin(0.4 * patience())  # an image must not overtake its info
             probe.send_depth(depth, start + step * STEP_NS)
             probe.until_heard("status", step + 1)
-            probe.spin(0.2)
-        # The first image may overtake the first camera info; it is then refused and says so.
-        first, *_, last = probe.heard["status"]
-        assert first.state == TrackingStatus.OK or "no camera info" in first.reason_text
-        assert last.state == TrackingStatus.OK
+        assert [one.state for one in probe.heard["status"]] == [TrackingStatus.OK] * 5
         translation = probe.transforms()["map", SENSOR_FRAME][-1].transform.translation
-        assert abs(translation.x) < 0.3
+        truth = (np.linalg.inv(pose_at(0)) @ pose_at(4))[:3, 3]
+        np.testing.assert_allclose([translation.x, translation.y, translation.z], truth, atol=0.03)

@@ -149,8 +149,8 @@ def play_bag(
     with open_bag(path) as bag:
         rclpy.init(args=list(ros_arguments), signal_handler_options=SignalHandlerOptions.NO)
         try:
-            player = BagPlayer(bag, topics, clock)
             stop.spinning = True
+            player = BagPlayer(bag, topics, clock)
             player.get_logger().info(f"Playing {path}: {', '.join(player.topics())}")
             if wait_for and not player.wait_for(wait_for, stop.asked.is_set) and not stop.asked.is_set():
                 raise InputError(

@@ -103,7 +103,8 @@ class Matcher:
         guided = card.mode == "deformable" if self.settings.guided is None else self.settings.guided
         # Without fine features the coarse matches are all there is: they lie on a grid four times as wide.
         self.guided = guided or not self.config.fine_dim
-        self.rigid = self.settings.rigid if self.config.fine_dim else self.settings.rigid.widened(COARSE_TOLERANCE)
+        rigid = self.settings.rigid if self.config.fine_dim else self.settings.rigid.widened(COARSE_TOLERANCE)
+        self.rigid = replace(rigid, device=str(self.device))
 
     @classmethod
     def from_pretrained(

@@ -1,6 +1,8 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Inference and training on a GPU, on any machine: every tensor where it belongs, and the CPU's numbers."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,12 +10,15 @@ import torch
 from box_room import CAMERA, look, render
 from fake_cuda import CUDA, fake_cuda
 from lepard_ros.cloud.depth import depth_to_points
+from lepard_ros.cloud.pyramid import PyramidShape, build_pyramid
 from lepard_ros.encoded_cloud import EncodedCloud
 from lepard_ros.evaluation import ablation
 from lepard_ros.matcher import Matcher, MatcherSettings
 from lepard_ros.network.config import PAPER_RIGID, SMALL_RIGID, LepardConfig
 from lepard_ros.network.lepard import Lepard
+from lepard_ros.network.onnx_graphs import pyramid_tensors
 from lepard_ros.network.weights import Card
+from lepard_ros.registration.rigid import estimate
 from lepard_ros.training.objective import ObjectiveSettings
 from lepard_ros.training.paper import RawPair, prepared
 from lepard_ros.training.samples import Pair, make_sample
@@ -80,6 +85,42 @@ def test_matches_are_those_of_the_cpu(name: str, guided: bool) -> None:
     assert len(expected.confidence) > 20
     for matches in (found, kept):  # ties of neighbours may be broken otherwise
         np.testing.assert_allclose(np.sort(matches.confidence)[-20:], np.sort(expected.confidence)[-20:], atol=2e-3)
+
+
+def test_hypotheses_are_sought_on_the_gpu_and_give_the_cpu_s_motion(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = clouds()
+    expected = matcher_of("ours", "cpu", False).register(source, target)
+    seen = []
+
+    def watched(*arguments: Any) -> estimate.Hypotheses:
+        seen.append(arguments[0].is_cuda)
+        return find_hypotheses(*arguments)
+
+    find_hypotheses = estimate.find_hypotheses
+    monkeypatch.setattr(estimate, "find_hypotheses", watched)
+    with fake_cuda():
+        found = matcher_of("ours", "cuda", False).register(source, target)
+    assert seen and all(seen)
+    assert expected.transform is not None and found.transform is not None
+    np.testing.assert_allclose(found.transform, expected.transform, atol=5e-3)
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+def test_a_pyramid_made_on_the_gpu_is_the_cpu_s(smooth: bool) -> None:
+    shape = PyramidShape(grid=0.1, radius=2.5, limits=(20, 20, 20), normals=True, smooth=smooth)
+    points = torch.from_numpy(clouds()[0].astype(np.float32))
+    points += 0.003 * torch.randn(points.shape, generator=torch.Generator().manual_seed(0))  # no two equally near
+    expected = pyramid_tensors(build_pyramid(points, shape))
+    with fake_cuda():
+        made = build_pyramid(points.to("cuda"), shape)
+        assert all(tensor.is_cuda for tensor in pyramid_tensors(made).values())
+        found = {name: tensor.cpu() for name, tensor in pyramid_tensors(made).items()}
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(found[name], tensor, atol=1e-4, rtol=0)
+        else:
+            assert torch.equal(found[name], tensor), name
 
 
 @pytest.mark.parametrize(

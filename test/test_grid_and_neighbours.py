@@ -6,8 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from lepard_ros.cloud.neighbours import _neighbours_brute, radius_neighbours
+from lepard_ros.cloud import neighbours as neighbours_module
+from lepard_ros.cloud.neighbours import neighbours_by_cells, radius_neighbours
 from lepard_ros.cloud.normals import estimate_normals, smallest_eigenvector
 from lepard_ros.cloud.pyramid import PyramidShape, build_pyramid, stack_pyramids
 from lepard_ros.geometry import voxel_grid as grid_module
@@ -87,11 +90,60 @@ def test_grid_averages_values_along() -> None:
 def test_neighbours_equal_brute_force(seed: int, queries: int, supports: int, limit: int) -> None:
     a, b, radius = cloud(seed, queries), cloud(seed + 1, supports), 0.3
     found = radius_neighbours(a, b, radius, limit)
-    torch.testing.assert_close(found, _neighbours_brute(a, b, radius, limit))
+    torch.testing.assert_close(found, neighbours_by_cells(a, b, radius, limit))
     distance = torch.cdist(a, b)
     for row, index in enumerate(found):
         inside = [j for j in distance[row].argsort().tolist() if distance[row, j] < radius][:limit]
         assert index.tolist() == inside + [supports] * (limit - len(inside))
+
+
+def test_equally_near_neighbours_come_in_their_own_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a lattice nearly everything is a tie; in slices of a few queries, and with a point a thousand km away."""
+    monkeypatch.setattr(neighbours_module, "SLICE", 500)
+    axis = torch.arange(5) * 0.25
+    lattice = torch.stack(torch.meshgrid(axis, axis, axis, indexing="ij"), -1).reshape(-1, 3)
+    supports = torch.cat([lattice[torch.randperm(125, generator=torch.Generator().manual_seed(0))], lattice[:1] + 1e6])
+    queries = torch.cat([lattice + 0.125, lattice, lattice - 3.0, lattice[:1] + 1e6])
+    found = neighbours_by_cells(queries, supports, 0.3, 10)
+    distance = torch.cdist(queries.double(), supports.double(), compute_mode="donot_use_mm_for_euclid_dist")
+    for row, index in enumerate(found.tolist()):
+        near = [j for j in np.lexsort([np.arange(126), distance[row].numpy()]) if distance[row, j] < 0.3][:10]
+        assert index == near + [126] * (10 - len(near))
+    assert neighbours_by_cells(queries[:0], supports, 0.3, 4).shape == (0, 4)
+    assert neighbours_by_cells(queries[:2], supports[:0], 0.3, 4).tolist() == [[0] * 4] * 2
+
+
+class Watched(TorchDispatchMode):
+    """Remembers which operations ran, and the size of the largest table that one of them made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest, self.names = 0, set[str]()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.names.add(func.overloadpacket.__name__)
+        self.largest = max([self.largest, *(t.numel() for t in tree_leaves(result) if isinstance(t, torch.Tensor))])
+        return result
+
+
+def test_neighbours_by_cells_need_no_table_of_all_pairs() -> None:
+    count = 6000
+    points = cloud(0, count) * torch.tensor([10.0, 10.0, 0.1])
+    with Watched() as watched:
+        found = neighbours_by_cells(points, points, 0.25, 20)
+    torch.testing.assert_close(found, radius_neighbours(points, points, 0.25, 20))
+    assert watched.largest < 0.05 * count**2
+
+
+def test_sorted_sums_of_a_grid_are_those_of_the_dense_one_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = cloud(0, 20_000)
+    expected = grid_subsample(points, 0.05)[0]
+    monkeypatch.setattr(grid_module, "DENSE_CELLS", 0)
+    with Watched() as watched:
+        found = grid_subsample(points, 0.05)[0]
+    assert torch.equal(found, expected)
+    assert not watched.names & {"bincount", "index_add_", "index_add", "scatter_add_", "scatter_add"}, "order on a GPU"
 
 
 def test_normals_of_a_plane_look_at_the_viewpoint() -> None:

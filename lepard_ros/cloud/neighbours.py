@@ -1,12 +1,14 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Radius neighbours, nearest first, at most a fixed number of them."""
+"""Radius neighbours, nearest first, at most a fixed number of them: by a tree on the CPU, by cells on a GPU."""
 
 import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-# Queries are compared with all support points in slices of this many distances where no tree can be used (GPU).
-SLICE = 16_000_000
+# Candidates (query, support) that are looked at in one go on a GPU.
+SLICE = 4_000_000
+# Cells along an axis at most, so that the number of a cell fits 64 bits.
+MAX_SIDE = 2**20
 
 
 class Supports:
@@ -24,7 +26,7 @@ class Supports:
         Returns (N, limit) int64, sorted by distance; a missing neighbour is M, one past the end.
         """
         if self.tree is None:
-            return _neighbours_brute(queries, self.points, radius, limit)
+            return neighbours_by_cells(queries, self.points, radius, limit)
         _, index = self.tree.query(queries.detach().numpy(), k=limit, distance_upper_bound=radius)
         return torch.from_numpy(index).to(torch.int64).reshape(len(queries), limit)
 
@@ -34,14 +36,63 @@ def radius_neighbours(queries: Tensor, supports: Tensor, radius: float, limit: i
     return Supports(supports).around(queries, radius, limit)
 
 
-def _neighbours_brute(queries: Tensor, supports: Tensor, radius: float, limit: int) -> Tensor:
-    """The same by comparing all distances, slice by slice, on whatever device the points are."""
-    found = min(limit, len(supports))
-    rows = []
-    for part in queries.split(max(1, SLICE // max(1, len(supports)))):
-        distance, index = torch.cdist(part, supports, compute_mode="donot_use_mm_for_euclid_dist").topk(
-            found, dim=1, largest=False
-        )
-        rows.append(index.masked_fill(distance >= radius, len(supports)))
-    index = torch.cat(rows) if rows else queries.new_zeros((0, found), dtype=torch.int64)
-    return torch.nn.functional.pad(index, (0, limit - found), value=len(supports))
+def neighbours_by_cells(queries: Tensor, supports: Tensor, radius: float, limit: int) -> Tensor:
+    """The same by sorted cells as wide as the radius: each query looks at the 27 cells around it, and nowhere else.
+
+    On whatever device the points are, the same result every time: equally near supports come in their own order.
+    """
+    if not len(supports) or not len(queries):
+        return torch.full((len(queries), limit), len(supports), dtype=torch.int64, device=queries.device)
+    first, counts, order = _runs_of_cells(queries.double(), supports.double(), radius)
+    most = max(1, int(counts.sum(1).max()))
+    rows = max(1, SLICE // most)
+    parts = zip(queries.split(rows), first.split(rows), counts.split(rows), strict=True)
+    found = (_nearest(part, supports, _candidates(a, b, order), radius, limit) for part, a, b in parts)
+    return torch.cat(list(found))
+
+
+def _runs_of_cells(queries: Tensor, supports: Tensor, radius: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the supports around each query stand among the sorted ones.
+
+    Returns first places (N, 9), how many there are (N, 9), and the sorted supports (M,).
+
+    Cells are numbered along z first, so that three cells above each other are one run: nine runs in all.
+    """
+    lowest = supports.amin(0)
+    # A little wider than the radius, lest rounding puts a neighbour two cells away.
+    size = max(1.001 * radius, float((supports.amax(0) - lowest).max()) / (MAX_SIDE - 2))
+    own = ((supports - lowest) / size).floor().long()
+    width, height, depth = (int(side) + 1 for side in own.amax(0).tolist())
+    numbers, order = ((own[:, 0] * height + own[:, 1]) * depth + own[:, 2]).sort(stable=True)
+    cells = ((queries - lowest) / size).floor().clamp(-2, MAX_SIDE).long()
+    steps = torch.tensor([-1, 0, 1], device=queries.device)
+    x, y = cells[:, :1, None] + steps[:, None], cells[:, 1:2, None] + steps
+    x, y = (axis.expand(-1, 3, 3).flatten(1) for axis in (x, y))
+    low, high = (cells[:, 2:] - 1).clamp_min(0), (cells[:, 2:] + 1).clamp_max(depth - 1)
+    inside = (x >= 0) & (x < width) & (y >= 0) & (y < height) & (low <= high)
+    column = (x * height + y) * depth
+    first = torch.searchsorted(numbers, (column + low).contiguous())
+    last = torch.searchsorted(numbers, (column + high).contiguous(), right=True)
+    return first, (last - first) * inside, order
+
+
+def _candidates(first: Tensor, counts: Tensor, order: Tensor) -> Tensor:
+    """The supports of the runs (n, 9) of each query, (n, C) by their index; M where there are no more."""
+    ends = counts.cumsum(1)
+    place = torch.arange(int(ends[:, -1].max()), device=first.device).expand(len(first), -1).contiguous()
+    run = torch.searchsorted(ends, place, right=True)
+    known = run < counts.shape[1]
+    run = run.clamp_max(counts.shape[1] - 1)
+    sorted_place = (first - ends + counts).gather(1, run) + place
+    found = order[sorted_place.where(known, 0)].where(known, len(order))
+    return found.sort(dim=1).values
+
+
+def _nearest(queries: Tensor, supports: Tensor, candidates: Tensor, radius: float, limit: int) -> Tensor:
+    """The nearest of the candidates (n, C) within the radius, (n, limit); M for a missing one."""
+    far = torch.cat([supports, torch.full_like(supports[:1], torch.inf)]).double()
+    squares = (far[candidates] - queries[:, None].double()).square().sum(-1)
+    nearest, place = squares.sort(dim=1, stable=True)
+    nearest, place = nearest[:, :limit], place[:, :limit]
+    found = candidates.gather(1, place).masked_fill(nearest >= radius**2, len(supports))
+    return torch.nn.functional.pad(found, (0, limit - found.shape[1]), value=len(supports))

@@ -60,14 +60,17 @@ def _cell_numbers(axes: Tensor, size: float) -> tuple[Tensor, int]:
 
 def _sum_by_cell(cells: Tensor, count: int, columns: Tensor) -> tuple[Tensor, Tensor]:
     """Points in each occupied cell (M,), and the sums of `columns` (C, N) over it, (C, M), in double."""
-    if count <= DENSE_CELLS:
+    if count <= DENSE_CELLS and not cells.is_cuda:
         population = torch.bincount(cells, minlength=count)
         index = population.nonzero()[:, 0]
         sums = [torch.bincount(cells, weights=column.double(), minlength=count)[index] for column in columns]
         return population[index].double(), torch.stack(sums)
-    _, inverse, population = torch.unique(cells, return_inverse=True, return_counts=True)
-    sparse = torch.zeros(len(columns), len(population), dtype=torch.float64, device=columns.device)
-    return population.double(), sparse.index_add_(1, inverse, columns.double())
+    # Sorted, and summed one point after the other: a GPU that adds in a random order rounds differently every time.
+    numbers, order = cells.sort(stable=True)
+    population = torch.unique_consecutive(numbers, return_counts=True)[1]
+    begins = population.cumsum(0) - population
+    rows = columns.T.double().contiguous()
+    return population.double(), torch.nn.functional.embedding_bag(order, rows, begins, mode="sum").T
 
 
 class CellGroups(NamedTuple):

@@ -337,16 +337,17 @@ class Matcher:
         count = self.settings.repositionings
         if not count or len(matches.confidence) < MIN_INLIERS or self.config.normalisation == "joint":
             return None
-        grid, rule = target.surface.spacing, self.rigid
+        surfaces, rule = (source.surface, target.surface), self.rigid
         coarse = self._coarse_matches(source, target, self._confidences(source, [target])[0], mutual=True)
-        by_descriptors = candidate_motions(local_matches(matches, source, target), grid, rule)[0]
-        by_coarse = candidate_motions(local_matches(coarse, source, target), grid, rule.widened(COARSE_TOLERANCE))[0]
+        by_descriptors = candidate_motions(local_matches(matches, source, target), *surfaces, rule)[0]
+        wide = rule.widened(COARSE_TOLERANCE)
+        by_coarse = candidate_motions(local_matches(coarse, source, target), *surfaces, wide)[0]
         motions = np.concatenate([by_descriptors[: (count + 1) // 2], by_coarse[: count // 2]])
         if not len(motions):
             return None
         tables = sorted(self._repositioned(source, target, motions), key=surest, reverse=True)[:MAX_GUIDED]
         guided = [local_matches(self._matches(source, target, table), source, target) for table in tables]
-        return np.concatenate([by_coarse, *(candidate_motions(m, grid, rule)[0][:2] for m in guided)])
+        return np.concatenate([by_coarse, *(candidate_motions(m, *surfaces, rule)[0][:2] for m in guided)])
 
     def _repositioned(self, source: EncodedCloud, target: EncodedCloud, motions: FloatArray) -> list[Tensor]:
         """The transformer's confidences (n, m) after each of the motions (H, 4, 4) repositioned the source."""

@@ -8,8 +8,11 @@ import torch
 from lepard_ros.geometry.rigid_motion import move
 from lepard_ros.registration.rigid.consistency import (
     ConsistencySettings,
+    MatchNormals,
     find_hypotheses,
+    height_table,
     match_residuals,
+    normals_agree,
     pair_agreement,
     pair_distances,
 )
@@ -82,3 +85,46 @@ def test_residuals_against_brute_force() -> None:
     residuals = match_residuals(motions, source.float(), target.float())
     expected = np.linalg.norm(move(motions.numpy(), source.numpy()) - target.numpy(), axis=2)
     np.testing.assert_allclose(residuals.numpy(), expected, atol=1e-5)
+
+
+def unit_normals(count: int, seed: int) -> np.ndarray:
+    normals = np.random.default_rng(seed).normal(size=(count, 3))
+    return normals / np.linalg.norm(normals, axis=1, keepdims=True)
+
+
+def test_the_height_over_a_tangent_plane_is_that_of_each_pair() -> None:
+    points, normals = torch.randn(7, 3), torch.from_numpy(unit_normals(7, 0)).float()
+    expected = torch.stack([(points - points[i]) @ normals[i] for i in range(7)])
+    torch.testing.assert_close(height_table(points, normals), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_true_matches_agree_in_their_normals_and_false_ones_seldom(signed: bool) -> None:
+    """Fifty true matches keep all angles under a motion; of random normals few pairs do."""
+    motion, normals = random_motion(3), unit_normals(100, 1)
+    source, target, _ = tensors(motion, 100, 1.0, 3)
+    turned = normals @ motion[:3, :3].T
+    turned[50:] = unit_normals(50, 2)
+    if not signed:
+        turned[::2] *= -1
+    ends = (torch.from_numpy(normals), torch.from_numpy(turned))
+    table = normals_agree(source / SPACING, target / SPACING, MatchNormals(*ends, signed))
+    assert table[:50, :50].float().mean() > 0.99
+    assert table[50:, 50:].float().mean() < 0.3
+
+
+def test_normals_find_a_motion_that_distances_alone_miss() -> None:
+    """One match of 125 is true: too few among 1,000 for distances, enough with normals."""
+    found = {False: 0, True: 0}
+    for seed in range(8):
+        motion, count = random_motion(seed), 1000
+        source, target, confidence = tensors(motion, count, 0.008, seed)
+        right = torch.as_tensor(np.linalg.norm(move(motion, source.numpy()) - target.numpy(), axis=1) < 2 * SPACING)
+        normals = unit_normals(count, seed)
+        turned = np.where(right.numpy()[:, None], normals @ motion[:3, :3].T, unit_normals(count, seed + 100))
+        ends = MatchNormals(torch.from_numpy(normals), torch.from_numpy(turned))
+        for known in found:
+            motions = find_hypotheses(source, target, confidence, SPACING, SETTINGS, ends if known else None).transforms
+            found[known] += bool(np.abs(motions.numpy() - motion).max(axis=(1, 2)).min() < 0.2)
+    assert found[True] >= 7
+    assert found[False] < found[True]

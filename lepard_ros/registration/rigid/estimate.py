@@ -17,7 +17,12 @@ from lepard_ros.registration.rigid.acceptance import (
     judge,
     quality,
 )
-from lepard_ros.registration.rigid.consistency import ConsistencySettings, Hypotheses, find_hypotheses
+from lepard_ros.registration.rigid.consistency import (
+    ConsistencySettings,
+    Hypotheses,
+    MatchNormals,
+    find_hypotheses,
+)
 from lepard_ros.registration.rigid.covariance import PATCH, alignment_covariance
 from lepard_ros.registration.rigid.icp import IcpSettings, align, sample, touch, tukey
 from lepard_ros.registration.types import Matches, Registration, StageClock, Status, Surface
@@ -69,7 +74,7 @@ def register_matches(
     early = _hopeless(matches, source, target)
     if early is not None:
         return _refused(early, matches, clock, method)
-    candidates, reason = candidate_motions(matches, target.spacing, settings)
+    candidates, reason = candidate_motions(matches, source, target, settings)
     clock.stop("hypotheses")
     if further is not None:
         candidates = np.concatenate([candidates, further])
@@ -78,12 +83,11 @@ def register_matches(
     return replace(register_candidates(matches, source, target, candidates, settings, clock), method=method)
 
 
-def candidate_motions(matches: Matches, spacing: float, settings: RigidSettings) -> tuple[FloatArray, Status]:
-    """Distinct motions (H, 4, 4) on which matches agree, best first, and the reason if there is none.
-
-    spacing: metres of the grid on which the matched points lie.
-    """
-    return _usable(_hypotheses(matches, spacing, settings), matches, spacing)
+def candidate_motions(
+    matches: Matches, source: Surface, target: Surface, settings: RigidSettings
+) -> tuple[FloatArray, Status]:
+    """Distinct motions (H, 4, 4) on which matches between two surfaces agree, best first, and why there is none."""
+    return _usable(_hypotheses(matches, source, target, settings), matches, target.spacing)
 
 
 def register_candidates(
@@ -136,10 +140,18 @@ def _refused(status: Status, matches: Matches, clock: StageClock, method: str) -
     return Registration(None, status, matches, none, seconds=clock.seconds, method=method)
 
 
-def _hypotheses(matches: Matches, spacing: float, settings: RigidSettings) -> Hypotheses:
-    source, target, confidence = (torch.as_tensor(values, device=settings.device) for values in matches)
+def _hypotheses(matches: Matches, source: Surface, target: Surface, settings: RigidSettings) -> Hypotheses:
+    ends = ((matches.source, source), (matches.target, target))
+    first, second = (torch.as_tensor(normals_at(*end), device=settings.device) for end in ends)
+    known = bool(np.isfinite(source.viewpoint).all() and np.isfinite(target.viewpoint).all())
+    columns = (torch.as_tensor(values, device=settings.device) for values in matches)
     with torch.no_grad():
-        return find_hypotheses(source, target, confidence, spacing, settings.consistency)
+        return find_hypotheses(*columns, target.spacing, settings.consistency, MatchNormals(first, second, known))
+
+
+def normals_at(points: FloatArray, surface: Surface) -> FloatArray:
+    """The normals (N, 3) of a surface at the points (N, 3) of it."""
+    return surface.normals[surface.tree.query(points)[1]]
 
 
 def _usable(hypotheses: Hypotheses, matches: Matches, spacing: float) -> tuple[FloatArray, Status]:

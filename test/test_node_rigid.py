@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from itertools import count
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ pytest.importorskip("rclpy", reason="ROS 2 is not installed here")
 from lepard_ros.msg import TrackingStatus
 from lifecycle_msgs.msg import Transition
 
+from conftest import REPOSITORY
 from lepard_ros.cloud.pointcloud2 import decode_points
 from lepard_ros.ros.compat import matrix_from_quaternion
 from lepard_ros.ros.conversion import stamp_to_ns
@@ -75,6 +77,22 @@ def test_the_node_says_at_its_start_what_runs(node: NodeProcess, connection: Pro
     assert re.search(r"lepard_ros \d+\.\d+\.\d+, rigid mode, weights rigid, device \w+, threads: \d+", log), log
     assert "Input: /points (sensor_data)" in log
     assert "Frames: map -> the frame of the clouds" in log
+
+
+def test_the_documented_security_policy_allows_all_that_the_node_does(connection: Probe) -> None:
+    policy = re.search(r"<policy.*</policy>", (REPOSITORY / "docs" / "security.md").read_text(), re.DOTALL)
+    assert policy is not None
+    (profile,) = ElementTree.fromstring(policy[0]).iter("profile")
+    ask = connection.node
+    for path, names_and_types in (
+        ("topics[@publish]/topic", ask.get_publisher_names_and_types_by_node("lepard", "/")),
+        ("topics[@subscribe]/topic", ask.get_subscriber_names_and_types_by_node("lepard", "/")),
+        ("services/service", ask.get_service_names_and_types_by_node("lepard", "/")),
+    ):
+        allowed = {str(one.text).replace("~", "/lepard") for one in profile.findall(path)}
+        used = {name for name, _ in names_and_types}
+        assert used, path
+        assert used <= {name if name.startswith("/") else f"/{name}" for name in allowed}, path
 
 
 def test_clouds_become_tf_odometry_matches_and_a_map(probe: Probe, start: int) -> None:

@@ -12,8 +12,8 @@ from lepard_ros.errors import InputError
 from lepard_ros.network.config import MATCH_LEVEL, LepardConfig
 from lepard_ros.network.convolution import CHUNK, make_convolution
 from lepard_ros.network.precision import at_least_float, is_traced
-from lepard_ros.network.relation import Relation, take_rows, with_zero_row
-from lepard_ros.network.workspace import Workspace, at_once, in_pieces
+from lepard_ros.network.relation import Relation, with_zero_row
+from lepard_ros.network.workspace import at_once, gather_rows, in_pieces, scratch_memory
 
 SLOPE, EPSILON = 0.1, 1e-5
 POOLED_NUMBERS = 2**20  # gathered at a time, so that they stay in the processor's cache
@@ -120,17 +120,17 @@ class ResidualBlock(nn.Module):
         """x: (M, inputs) -> (N, outputs); before, after: lengths of the stacked clouds at supports and queries."""
         y = self.unary1(x, before)
         y = self.unary2(self.convolution(y, relation, after), after)
-        shortcut = x if before == after else max_pool(x, relation.neighbours, relation.workspace)
+        shortcut = x if before == after else max_pool(x, relation.neighbours)
         if self.unary_shortcut is not None:
             shortcut = self.unary_shortcut(shortcut, after)
         return F.leaky_relu_(y.add_(shortcut), SLOPE)
 
 
-def max_pool(x: Tensor, neighbours: Tensor, workspace: Workspace) -> Tensor:
+def max_pool(x: Tensor, neighbours: Tensor) -> Tensor:
     """The largest feature among the neighbours; the zero of a missing one counts, as in the reference."""
     filled = with_zero_row(x)
     parts = in_pieces(neighbours, max(1, at_once(x, POOLED_NUMBERS) // int(x.shape[1] * neighbours.shape[1])))
-    return torch.cat([take_rows(filled, part, workspace).amax(1) for part in parts])
+    return torch.cat([gather_rows(filled, part).amax(1) for part in parts])
 
 
 def upsample(x: Tensor, nearest: Tensor) -> Tensor:
@@ -147,11 +147,11 @@ def interpolate(x: Tensor, index: Tensor, finer: Tensor, coarser: Tensor) -> Ten
     with torch.no_grad():
         count = coarser.shape[0]
         present = index < count
-        apart = take_rows(coarser, index.clamp_max(count - 1)) - finer[:, None]
+        apart = gather_rows(coarser, index.clamp_max(count - 1)) - finer[:, None]
         nearness = present / apart.square().sum(-1).clamp_min(1e-12)
         share = nearness / nearness.sum(1, keepdim=True).clamp_min(1e-12)
     if is_traced():  # ONNX has no sums of bags
-        return (share[:, None] @ take_rows(with_zero_row(x), index))[:, 0]
+        return (share[:, None] @ gather_rows(with_zero_row(x), index))[:, 0]
     return F.embedding_bag(index, with_zero_row(x), per_sample_weights=share.to(x.dtype), mode="sum")
 
 
@@ -193,7 +193,11 @@ class Backbone(nn.Module):
 
         relations: kept from an earlier call for the same pyramid, which saves rebuilding the convolutions' operators.
         """
-        same, down = relations or self.relations(pyramid)
+        with scratch_memory():
+            return self._forward(pyramid, *(relations or self.relations(pyramid)))
+
+    def _forward(self, pyramid: Pyramid, same: list[Relation], down: list[Relation]) -> tuple[Tensor, Tensor | None]:
+        """Down through the levels, two or three blocks each, and up again."""
         lengths = pyramid.lengths
         x = self.first(self.input_features(pyramid), same[0], lengths[0])
         skips = []
@@ -205,9 +209,7 @@ class Backbone(nn.Module):
             skips.append(x)
             if level < len(down):
                 x = blocks[strided](x, down[level], lengths[level], lengths[level + 1])
-        decoded = self.decode(x, skips, pyramid, same)
-        same[0].workspace.release()  # all relations share it, and may be kept for long
-        return decoded
+        return self.decode(x, skips, pyramid, same)
 
     def decode(
         self, x: Tensor, skips: list[Tensor], pyramid: Pyramid, same: list[Relation]
@@ -242,14 +244,13 @@ class Backbone(nn.Module):
 
     def relations(self, pyramid: Pyramid) -> Relations:
         """Who convolves whom within each level, and from each level to the next."""
-        workspace = Workspace()
 
         def relation(queries: int, supports: int, neighbours: Tensor) -> Relation:
             radius = self.config.grid * self.config.conv_radius * 2**supports
             points, normals = pyramid.points, pyramid.normals
             own, others = (normals[queries], normals[supports]) if normals else (None, None)
             ends = points[queries], points[supports]
-            return Relation(*ends, neighbours, radius, own, others, self.config.chirality, workspace)
+            return Relation(*ends, neighbours, radius, own, others, self.config.chirality)
 
         same = [relation(level, level, index) for level, index in enumerate(pyramid.neighbours)]
         down = [relation(level + 1, level, index) for level, index in enumerate(pyramid.pools)]

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from lepard_ros.network.config import LepardConfig
 from lepard_ros.network.precision import full_precision, is_traced
-from lepard_ros.network.relation import CHIRAL_KERNELS, KernelBag, Relation, take_rows, with_zero_row
-from lepard_ros.network.workspace import Workspace, at_once
+from lepard_ros.network.relation import CHIRAL_KERNELS, KernelBag, Relation, with_zero_row
+from lepard_ros.network.workspace import at_once, gather_rows, product
 
 # Points convolved at a time with kernel points in space (up to twice as many), so that their tables stay in the cache.
 CHUNK = 256
@@ -69,10 +69,9 @@ class InvariantConvolution(nn.Module):
         kernels, inputs, outputs = self.weights.shape
         if is_traced():  # ONNX has no sums of bags
             index, influence = relation.invariant_influence()
-            return (influence @ take_rows(features, index)).flatten(1) @ self.weights.flatten(0, 1)
+            return (influence @ gather_rows(features, index)).flatten(1) @ self.weights.flatten(0, 1)
         bag = relation.invariant_bag()
-        out = relation.workspace.table("rows", features, len(features), kernels * outputs)
-        rows = torch.mm(features, self.weights.permute(1, 0, 2).reshape(inputs, kernels * outputs), out=out)
+        rows = product("rows", features, self.weights.permute(1, 0, 2).reshape(inputs, kernels * outputs))
         return _BagProduct.apply(rows.view(-1, outputs), bag)  # type: ignore[no-untyped-call]
 
 
@@ -93,34 +92,31 @@ class KernelPointConvolution(nn.Module):
         counted = (filled.detach().sum(1) > 0).to(features.dtype)
         count = 1 if is_traced() else max(1, len(relation.neighbours) // at_once(features, CHUNK))
         pieces = zip(relation.neighbour_offsets().chunk(count), relation.neighbours.chunk(count), strict=True)
-        return torch.cat([self._piece(filled, counted, *piece, relation.workspace) for piece in pieces])
+        return torch.cat([self._piece(filled, counted, *piece) for piece in pieces])
 
-    def _piece(self, features: Tensor, counted: Tensor, offsets: Tensor, index: Tensor, workspace: Workspace) -> Tensor:
+    def _piece(self, features: Tensor, counted: Tensor, offsets: Tensor, index: Tensor) -> Tensor:
         """One piece: offsets (n, K, 5) of the neighbours (n, K); counted: (M + 1,), 1 where a support counts."""
-        influence = self._influence(offsets.flatten(0, 1), workspace).view(*index.shape, -1).transpose(1, 2)
-        summed = _weighted_sums(influence, take_rows(features, index, workspace), workspace).flatten(1)
+        influence = self._influence(offsets.flatten(0, 1)).view(*index.shape, -1).transpose(1, 2)
+        summed = _weighted_sums(influence, gather_rows(features, index)).flatten(1)
         count = counted.index_select(0, index.flatten()).view(index.shape).sum(1).clamp_min(1)
         return summed @ self.weights.flatten(0, 1) / count[:, None]
 
-    def _influence(self, offsets: Tensor, workspace: Workspace) -> Tensor:
+    def _influence(self, offsets: Tensor) -> Tensor:
         """How much each kernel point feels neighbours at these offsets (M, 5): (M, kernels), 1 - distance / extent."""
         points = self.kernel_points.T
         # |o - p|^2 = -2 o p + |o|^2 + |p|^2, in one product.
         factors = torch.cat([-2 * points, torch.ones_like(points[:1]), points.square().sum(0, keepdim=True)])
-        out = workspace.table("influence", offsets, len(offsets), points.shape[1])
         with full_precision(offsets):
-            squares = torch.mm(offsets, factors / self.extent**2, out=out)
+            squares = product("influence", offsets, factors / self.extent**2)
         # The lower limit keeps the root's gradient finite at a kernel point; the loss has none in the positions.
-        distances = squares.clamp_(1e-12, 1).sqrt_()
-        return torch.sub(1, distances, out=out)
+        return squares.clamp_(1e-12, 1).sqrt_().neg_().add_(1)
 
 
-def _weighted_sums(influence: Tensor, features: Tensor, workspace: Workspace) -> Tensor:
+def _weighted_sums(influence: Tensor, features: Tensor) -> Tensor:
     """Sums over neighbours: (n, kernels, K) with (n, K, C) -> (n, kernels, C)."""
     if features.shape[-1] == 1:  # a product with a single column is slow
         return (influence * features.transpose(1, 2)).sum(-1, keepdim=True)
-    out = workspace.table("summed", features, *influence.shape[:2], features.shape[2])
-    return torch.matmul(influence, features, out=out)
+    return product("summed", influence, features)
 
 
 def scatter_kernel_points(count: int, radius: float) -> Tensor:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from lepard_ros.cloud.pyramid import Pyramid
 from lepard_ros.network.config import MATCH_LEVEL
-from lepard_ros.network.workspace import Workspace, at_once
+from lepard_ros.network.workspace import at_once, product, scratch_memory
 
 # Confidence that a pair of coarse points has at least: a fine match must stay possible where the coarse ones are wrong.
 FLOOR = 1e-5
@@ -44,6 +44,7 @@ CHUNK = 128
 BLOCK = 64
 
 
+@scratch_memory()
 def best_partners(
     x: Tensor, y: Tensor, prior: Tensor | None = None, rows: Tensor | None = None, columns: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -61,11 +62,10 @@ def best_partners(
     y = torch.cat([y, padding], dim=1)
     if columns is not None:
         columns = torch.cat([columns, columns[-1:].expand(-count % BLOCK)])
-    workspace = Workspace()
     size = at_once(x, CHUNK)
     for start in range(0, len(x), size):
         part = x[start : start + size]
-        scores = torch.mm(part, y, out=workspace.table("scores", x, len(part), y.shape[1]))
+        scores = product("scores", part, y)
         if prior is not None and rows is not None and columns is not None:
             scores += prior[rows[start : start + size]].index_select(1, columns)
         best, partner = _largest(scores)

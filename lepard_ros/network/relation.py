@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lepard_ros.network.workspace import Workspace
+from lepard_ros.network.workspace import gather_rows
 
 # Nodes of the invariant kernel functions: elevation sin, and cosine between the normals. Radius has two halves.
 ELEVATION_NODES = (-0.7, 0.0, 0.7)
@@ -24,8 +24,8 @@ class Relation:
     """Query points, support points and neighbour indices (N, K), M for a missing one.
 
     radius: metres. chirality: whether the invariant operator has the kernel functions of the twist.
-    workspace: for the tables of one convolution after the other. bag: the invariant operator, influence: the same for
-    ONNX, offsets: where the neighbours are; made on first use and shared by all layers of a level.
+    bag: the invariant operator, influence: the same for ONNX, offsets: where the neighbours are; made on first use and
+    shared by all layers of a level.
     """
 
     queries: Tensor
@@ -35,7 +35,6 @@ class Relation:
     query_normals: Tensor | None = None
     support_normals: Tensor | None = None
     chirality: bool = False
-    workspace: Workspace = field(default_factory=Workspace, repr=False)
     bag: "KernelBag | None" = field(default=None, repr=False)
     offsets: Tensor | None = field(default=None, repr=False)
     influence: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
@@ -45,7 +44,7 @@ class Relation:
         moved: dict[str, Any] = {
             f.name: v.to(device) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)
         }
-        return replace(self, **{**moved, "workspace": Workspace(), "bag": None, "offsets": None, "influence": None})
+        return replace(self, **{**moved, "bag": None, "offsets": None, "influence": None})
 
     def invariant_bag(self) -> "KernelBag":
         """The sparse operator of the invariant kernel functions."""
@@ -64,7 +63,7 @@ class Relation:
         """From each query to its neighbours: (N, K, 5) with x, y, z, squared distance, 1; missing ones are far away."""
         if self.offsets is None:
             far = torch.cat([self.supports, self.supports.new_full((1, 3), 1e6)])
-            offsets = take_rows(far, self.neighbours) - self.queries[:, None]
+            offsets = gather_rows(far, self.neighbours) - self.queries[:, None]
             squares = offsets.square().sum(-1, keepdim=True)
             self.offsets = torch.cat([offsets, squares, torch.ones_like(squares)], dim=-1)
         return self.offsets
@@ -200,13 +199,6 @@ def _hats(values: Tensor, nodes: tuple[float, float, float]) -> Tensor:
     """The weights of values (N, K) on the three nodes, (N, 3, K)."""
     upper, share = _between_nodes(values, nodes)
     return torch.stack([(1 - share) * ~upper, torch.where(upper, 1 - share, share), share * upper], 1)
-
-
-def take_rows(values: Tensor, index: Tensor, workspace: Workspace | None = None) -> Tensor:
-    """values[index] for rows (M, C) and indices (...): several times faster than indexing."""
-    width = values.shape[1]
-    out = workspace.table("taken", values, index.numel(), width) if workspace else None
-    return torch.index_select(values, 0, index.flatten(), out=out).view(*index.shape, width)
 
 
 def with_zero_row(values: Tensor) -> Tensor:

@@ -144,9 +144,10 @@ def _hypotheses(matches: Matches, source: Surface, target: Surface, settings: Ri
     ends = ((matches.source, source), (matches.target, target))
     first, second = (torch.as_tensor(normals_at(*end), device=settings.device) for end in ends)
     known = bool(np.isfinite(source.viewpoint).all() and np.isfinite(target.viewpoint).all())
-    columns = (torch.as_tensor(values, device=settings.device) for values in matches)
+    x, y, confidence = (torch.as_tensor(values, device=settings.device) for values in matches)
+    normals = MatchNormals(first, second, known)
     with torch.no_grad():
-        return find_hypotheses(*columns, target.spacing, settings.consistency, MatchNormals(first, second, known))
+        return find_hypotheses(x, y, confidence, target.spacing, settings.consistency, normals)
 
 
 def normals_at(points: FloatArray, surface: Surface) -> FloatArray:

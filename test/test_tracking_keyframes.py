@@ -9,8 +9,11 @@ from lepard_ros.evaluation.fpfh_matcher import FpfhCloud
 from lepard_ros.geometry.rigid_motion import invert, move
 from lepard_ros.registration.types import Surface
 from lepard_ros.tracking.compiled import Shape
+from lepard_ros.tracking.keyframe_map import KeyframeMap
 from lepard_ros.tracking.keyframes import Keyframe, KeyframeBuffer, predicted_overlap, view_distances
 from lepard_ros.tracking.path import SensorPath
+from lepard_ros.tracking.pose_graph import Edge
+from lepard_ros.tracking.track import TrackerSettings
 from lepard_ros.tracking.views import View, see
 
 
@@ -105,3 +108,22 @@ def test_the_path_is_bounded() -> None:
     for stamp in range(10):
         path.add(float(stamp), 0, np.eye(4))
     assert len(path) == 3
+
+
+def test_an_edge_that_contradicts_the_map_waits_for_a_second_one() -> None:
+    keyframes = KeyframeMap(TrackerSettings())
+    for number in range(6):
+        keyframes.keyframes.add(Keyframe(number, float(number), look(0.3 * number, 0, 0), tiny_view()))
+
+    def edge(source: int, target: int, shift: float) -> Edge:
+        """What puts the source `shift` metres to the side of where the map has it."""
+        claimed = keyframes.keyframes[source].pose.copy()
+        claimed[2, 3] += shift
+        return Edge(source, target, invert(keyframes.keyframes[target].pose) @ claimed, np.eye(6), loop=True)
+
+    fitting, wrong, first, second = edge(3, 0, 0.05), edge(4, 1, -0.6), edge(4, 0, 0.4), edge(5, 0, 0.42)
+    assert keyframes.borne_out([fitting, wrong, first]) == [fitting]
+    assert [one.source for one in keyframes.borne_out([second])] == [4, 5]
+    assert keyframes.borne_out([]) == [], "what was taken does not come again"
+    keyframes.keyframes.remove(1)
+    assert keyframes.borne_out([edge(5, 0, -0.6)]) == [], "an edge to a keyframe that is gone bears out nothing"

@@ -13,6 +13,7 @@ LENGTH, WIDTH, HEIGHT = 22.0, 15.0, 2.7  # metres, outer walls
 CORRIDOR = 3.2  # metres
 CORNER = 1.0  # metres, radius of the walked path at its corners
 PIECE_EVERY = 1.3  # metres of wall
+PILLARS = 0.3  # share of them that are pillars
 DEEPEST_PIECE = 0.9  # metres from the wall; the middle of the corridor stays free
 EYES = 1.3  # metres above the floor
 TURN_BACK = 0.06  # share of a round in which the camera is turned to look the other way
@@ -54,18 +55,29 @@ def _rectangle(length: float, width: float) -> FloatArray:
 
 
 def _furniture(rng: Generator, corners: FloatArray) -> list[Mesh]:
-    """Pieces with their backs to the walls of a footprint (K, 2), which lie on its outer side."""
+    """Pieces and pillars with their backs to the walls of a footprint (K, 2), which lie on its outer side."""
     placed = []
     for a, b in zip(corners, np.roll(corners, -1, axis=0), strict=True):
         yaw, length = wall_yaw(a, b), float(np.linalg.norm(b - a))
         inward = np.array([np.sin(yaw), -np.cos(yaw)])
-        for along in np.arange(1.0, length - 1.0, PIECE_EVERY):
-            piece = standing(furniture.AGAINST_WALL[rng.integers(len(furniture.AGAINST_WALL))](rng))
-            if rng.random() < 0.2 or piece.size[1] > DEEPEST_PIECE:
-                continue
+        for along in np.arange(0.5, length - 0.5, PIECE_EVERY):
+            piece = _pillar(rng) if rng.random() < PILLARS else _piece(rng)
             spot = a + (b - a) * (along + rng.uniform(-0.2, 0.2)) / length + inward * (piece.size[1] / 2 + 0.03)
             placed.append(piece.placed((spot[0], spot[1], 0.0), yaw + rng.normal(0, 0.03)))
     return placed
+
+
+def _piece(rng: Generator) -> Mesh:
+    """A piece of furniture that leaves the middle of the corridor free."""
+    while True:
+        piece = standing(furniture.AGAINST_WALL[rng.integers(len(furniture.AGAINST_WALL))](rng))
+        if piece.size[1] <= DEEPEST_PIECE:
+            return piece
+
+
+def _pillar(rng: Generator) -> Mesh:
+    """A pillar, a shaft or the frame of a door: up to the ceiling, so that no stretch of wall is like the next one."""
+    return box(rng.uniform(0.2, 0.9), rng.uniform(0.1, 0.4), HEIGHT)
 
 
 def _middle_line(phase: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -25,6 +25,7 @@ TIED = 3  # edges between two keyframes of one part of the map
 # map's accuracy for that of two single views (on TUM fr1_desk the error of the path doubled).
 CONTRADICTION = 0.15  # metres
 CONTRADICTION_DEGREES = 6.0
+WAITING = 8  # edges that wait for a second one: the newest
 
 
 class Correction(NamedTuple):
@@ -45,6 +46,7 @@ class KeyframeMap:
         self.keyframes = KeyframeBuffer(settings.max_keyframes, settings.max_megabytes * 1e6)
         self.graph = PoseGraph()
         self.path = SensorPath(MAX_PATH)
+        self._waiting: list[Edge] = []  # edges that contradict the map and that no other bears out yet
 
     def begin(self, view: View, stamp: float, pose: FloatArray) -> Keyframe:
         """Start a map with a cloud whose pose (4, 4) in the map is known by definition."""
@@ -63,16 +65,39 @@ class KeyframeMap:
 
     def add_edges(self, edges: list[Edge]) -> list[Edge]:
         """Add measured motions between keyframes that are still here, and return those."""
-        kept = [edge for edge in edges if edge.source in self.keyframes and edge.target in self.keyframes]
+        kept = self._still_here(edges)
         for edge in kept:
             self.graph.add(edge)
         return kept
 
+    def borne_out(self, edges: list[Edge]) -> list[Edge]:
+        """New edges that may be added: those that agree with the map, and those that contradict it as another one does.
+
+        One look is never enough to move the map: an edge that stands alone waits for a second one.
+        """
+        agreeing = [edge for edge in self._still_here(edges) if not self.contradicts(edge)]
+        others = [edge for edge in self._still_here([*self._waiting, *edges]) if self.contradicts(edge)]
+        sure = [any(self._agree(edge, other) for other in others if other is not edge) for edge in others]
+        self._waiting = [edge for edge, is_sure in zip(others, sure, strict=True) if not is_sure][-WAITING:]
+        return agreeing + [edge for edge, is_sure in zip(others, sure, strict=True) if is_sure]
+
+    def _still_here(self, edges: list[Edge]) -> list[Edge]:
+        return [edge for edge in edges if edge.source in self.keyframes and edge.target in self.keyframes]
+
     def contradicts(self, edge: Edge) -> bool:
         """Whether an edge disagrees with the poses by more than two alignments of one surface do."""
-        source, target = self.keyframes[edge.source].pose, self.keyframes[edge.target].pose
-        distance, turn = motion_between(target @ edge.transform, source)
+        distance, turn = motion_between(self._claimed(edge), self.keyframes[edge.source].pose)
         return distance > CONTRADICTION or turn > CONTRADICTION_DEGREES
+
+    def _claimed(self, edge: Edge) -> FloatArray:
+        """Where an edge puts its source, (4, 4)."""
+        return self.keyframes[edge.target].pose @ edge.transform
+
+    def _agree(self, edge: Edge, other: Edge) -> bool:
+        """Whether two edges of different keyframes ask for the same correction, up to half of a contradiction."""
+        shift = self._claimed(other) @ invert(self.keyframes[other.source].pose)
+        distance, turn = motion_between(self._claimed(edge), shift @ self.keyframes[edge.source].pose)
+        return distance < CONTRADICTION / 2 and turn < CONTRADICTION_DEGREES / 2
 
     def correction(self) -> Callable[[], "Correction"]:
         """The work of optimising the map as it is now, to be done elsewhere; the answer goes to `correct`."""

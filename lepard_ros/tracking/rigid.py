@@ -316,7 +316,7 @@ class RigidTracker:
         """What the second worker found out about a keyframe."""
         frame.weigh()
         self._doubtful |= study.disputed
-        edges = self._map.add_edges(study.edges)
+        edges = self._map.add_edges(self._map.borne_out(study.edges))
         self._stale |= any(self._map.contradicts(edge) for edge in edges)
         self._loop_closed |= bool(edges) and not self._stale
         self._optimise()

@@ -34,16 +34,38 @@ html_extra_path = ["demo.html"]
 myst_heading_anchors = 3
 myst_enable_extensions = ["dollarmath"]
 add_module_names = False
-# Messages and standard documents are pages of rosdoc2 only.
-suppress_warnings = ["toc.empty_glob", "toc.not_readable"]
+suppress_warnings = ["toc.not_readable"]
+PACKAGE_PAGES = ("interfaces/*", "standard[s]")  # messages and standard documents, which only rosdoc2 writes
 
 autodoc_default_options = {"members": True, "undoc-members": False, "show-inheritance": True, "ignore-module-all": True}
 autodoc_member_order = "bysource"
 # The site can be built where ROS 2 and the packages of evaluations are not installed.
 NEEDED = (
     *("rclpy", "rcl_interfaces", "ament_index_python", "builtin_interfaces", "diagnostic_msgs", "geometry_msgs"),
-    *("lifecycle_msgs", "nav_msgs", "sensor_msgs", "std_msgs", "std_srvs", "tf2_msgs", "tf2_ros", "visualization_msgs"),
-    *("rosbags", "evo", "matplotlib", "kiss_matcher", "kiss_icp", "pycpd", "open3d", "yaml", "distributed", "onnx"),
+    *(
+        "lifecycle_msgs",
+        "nav_msgs",
+        "rosgraph_msgs",
+        "sensor_msgs",
+        "std_msgs",
+        "std_srvs",
+        "tf2_msgs",
+        "tf2_ros",
+        "visualization_msgs",
+    ),
+    *(
+        "rosgraph_msgs",
+        "rosbags",
+        "evo",
+        "matplotlib",
+        "kiss_matcher",
+        "kiss_icp",
+        "pycpd",
+        "open3d",
+        "yaml",
+        "distributed",
+        "onnx",
+    ),
 )
 rosdoc2_settings = {"enable_autodoc": False}  # it is on already, and rosdoc2 would replace the list below
 autodoc_mock_imports = [name for name in NEEDED if importlib.util.find_spec(name) is None]
@@ -87,6 +109,13 @@ def write_api_pages(app: Any) -> None:
             path.write_text(text)
 
 
+def without_absent_pages(app: Any, document: str, source: list[str]) -> None:
+    """Leave out of the index what does not exist: Sphinx warns about a pattern that matches nothing."""
+    for pattern in PACKAGE_PAGES if document == "index" else ():
+        if not any(Path(app.srcdir).glob(f"{pattern}.*")):
+            source[0] = source[0].replace(f"   {pattern}\n", "")
+
+
 def docstring_as_text(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """Our docstrings are plain text with `names` in backticks: other marks of reStructuredText are escaped."""
     in_example, text = False, []
@@ -109,4 +138,5 @@ def _escaped(line: str) -> str:
 def setup(app: Any) -> None:
     """Called by Sphinx."""
     app.connect("builder-inited", write_api_pages)
+    app.connect("source-read", without_absent_pages)
     app.connect("autodoc-process-docstring", docstring_as_text)

@@ -42,30 +42,9 @@ autodoc_member_order = "bysource"
 # The site can be built where ROS 2 and the packages of evaluations are not installed.
 NEEDED = (
     *("rclpy", "rcl_interfaces", "ament_index_python", "builtin_interfaces", "diagnostic_msgs", "geometry_msgs"),
-    *(
-        "lifecycle_msgs",
-        "nav_msgs",
-        "rosgraph_msgs",
-        "sensor_msgs",
-        "std_msgs",
-        "std_srvs",
-        "tf2_msgs",
-        "tf2_ros",
-        "visualization_msgs",
-    ),
-    *(
-        "rosgraph_msgs",
-        "rosbags",
-        "evo",
-        "matplotlib",
-        "kiss_matcher",
-        "kiss_icp",
-        "pycpd",
-        "open3d",
-        "yaml",
-        "distributed",
-        "onnx",
-    ),
+    *("lifecycle_msgs", "nav_msgs", "sensor_msgs", "std_msgs", "std_srvs", "tf2_msgs", "tf2_ros", "visualization_msgs"),
+    *("rosbags", "evo", "matplotlib", "kiss_matcher", "kiss_icp", "pycpd", "open3d", "yaml", "distributed", "onnx"),
+    "rosgraph_msgs",
 )
 rosdoc2_settings = {"enable_autodoc": False}  # it is on already, and rosdoc2 would replace the list below
 autodoc_mock_imports = [name for name in NEEDED if importlib.util.find_spec(name) is None]

@@ -31,6 +31,7 @@ def tracker_settings(settings: NodeSettings) -> DeformableSettings:
         foreground=body if settings.foreground == "body" else None,
         background_clouds=settings.match_delay,
         threaded=True,
+        patient=False,
     )
 
 

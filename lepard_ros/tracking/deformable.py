@@ -10,15 +10,16 @@ from lepard_ros.errors import InputError
 from lepard_ros.geometry.arrays import BoolArray, FloatArray
 from lepard_ros.geometry.rigid_motion import move
 from lepard_ros.registration.deformable.fit import NonrigidSettings
-from lepard_ros.registration.deformable.foreground import ForegroundSettings, camera_motion, find_foreground
+from lepard_ros.registration.deformable.foreground import NO_BACKGROUND, ForegroundSettings, camera_motion, split_scene
 from lepard_ros.registration.deformable.graph import finite_points
 from lepard_ros.registration.deformable.match_filter import FilterSettings
-from lepard_ros.registration.deformable.nonrigid import solve_nonrigid
+from lepard_ros.registration.deformable.nonrigid import SurfaceFollower, solve_nonrigid
 from lepard_ros.registration.deformable.surface_contact import thinned_surface
 from lepard_ros.registration.deformable.warp import Warp
 from lepard_ros.registration.types import NO_MATCHES, Matches, StageClock
 from lepard_ros.tracking.background import Background
 from lepard_ros.tracking.model import CanonicalModel, Change, Imprint, ModelSettings, thin
+from lepard_ros.tracking.recovery import moved_by_matches, possible_matches
 from lepard_ros.tracking.sights import (
     RESTING,
     Live,
@@ -26,11 +27,11 @@ from lepard_ros.tracking.sights import (
     Study,
     View,
     carried_on,
+    corrected,
     degrees_between,
     drift_between,
     median_motion,
     most_redundant,
-    rigid_motion,
     sight_of,
     study,
 )
@@ -40,12 +41,17 @@ if TYPE_CHECKING:
     from lepard_ros.matcher import Matcher
 
 MIN_POINTS = 200  # of a cloud on the model's grid
-# Keyframes, seen from the most similar side, that a cloud is matched with besides the last view; all once it is lost.
+# Keyframes, seen from the most similar side, that a cloud is matched with besides the last view.
 MATCHED_KEYFRAMES = 2
+LOST_KEYFRAMES = 3  # once the body is lost; each further search tries the next ones
+MAX_WAITING = 30  # clouds that are kept while the lost body is sought
 FADING = 0.9  # of the support that the last matches gave, with every cloud that is only followed
 # Limits of following without matches: seconds since the last accepted cloud, least share of the cloud on the model,
 # most of the model in free space. (What lies inside out is not limited: the far side of a thin limb does.)
 FOLLOW_SECONDS, MIN_FOLLOWED_COVER, MAX_FOLLOWED_CONFLICT = 0.5, 0.7, 0.1
+# Most strain of a warp (root mean square misfit of the edges, of their length). Bodies in films that were followed
+# rightly had 0.03 to 0.10; where legs were exchanged, or the hidden side led astray, it was 0.2 and more.
+MAX_STRAIN = 0.15
 MAX_JUMP = 0.1  # metres: the median node does not leave its predicted place farther than this within FOLLOW_SECONDS
 
 
@@ -55,14 +61,16 @@ class DeformableSettings:
 
     max_keyframes: past clouds that are kept, from all sides of the body.
     keyframe_motion, keyframe_degrees: mean motion and turn of the model, since every keyframe, that makes a new one.
-    min_overlap: share of the warped model on the live cloud. max_rejections: clouds in a row that may be refused
-    before the model restarts.
+    min_overlap: share of the warped model on the live cloud. max_rejections: searches for a lost body
+    that may be in vain before the model restarts.
     follower: the solver without matches; it goes on from the last warp to the nearest surface, which only sees small
     motions and no sliding. So it runs within FOLLOW_SECONDS of the last accepted cloud, and for at most max_followed
     clouds in a row.
     background_clouds: 0 matches every cloud before it is warped. Else the follower keeps the sensor's pace, and a
     second worker matches one cloud at a time: so many clouds later the model learns from that one, and the last warp is
     corrected. threaded: whether the worker is a thread (a live sensor) or works at once (a replay, the same warps).
+    patient: wait for matches that are late. Else they are taken in when they are there, and no cloud waits, not even
+    while the body is lost: the clouds that came meanwhile are followed up once it is found.
     max_range: points beyond are left out. foreground: how the body is told from the room, or None to take the whole
     cloud.
     """
@@ -70,7 +78,7 @@ class DeformableSettings:
     model: ModelSettings = field(default_factory=ModelSettings)
     solver: NonrigidSettings = field(default_factory=lambda: NonrigidSettings(iterations=10, max_seconds=10.0))
     follower: NonrigidSettings = field(
-        default_factory=lambda: NonrigidSettings(surface_reach=0.06, iterations=6, tolerance=0.02, max_seconds=10.0)
+        default_factory=lambda: NonrigidSettings(surface_reach=0.06, iterations=4, tolerance=0.03, max_seconds=10.0)
     )
     filter: FilterSettings = field(default_factory=FilterSettings)
     foreground: ForegroundSettings | None = field(default_factory=ForegroundSettings)
@@ -79,10 +87,11 @@ class DeformableSettings:
     keyframe_degrees: float = 25.0
     min_overlap: float = 0.15
     max_rejections: int = 10
-    max_followed: int = 10
+    max_followed: int = 15
     max_range: float = float("inf")
     background_clouds: int = 0
     threaded: bool = False
+    patient: bool = True
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
@@ -135,13 +144,34 @@ class _Found(NamedTuple):
     keyframe: bool = False
 
 
-class _Examined(NamedTuple):
-    """What matching says about a cloud: the warp to it, or the reason to refuse that one."""
+class _Task(NamedTuple):
+    """What the second worker needs to examine a cloud. expected: where the body must be, roughly, if that is known."""
 
+    model: CanonicalModel
     live: Live
+    predicted: Warp
+    expected: Warp | None
+    views: list[View]
+    lost: bool
+
+
+class _Learnt(NamedTuple):
+    """The model that has learnt from a cloud, what changed, that cloud as a view, and a follower of the new model."""
+
+    model: CanonicalModel
+    change: Change
+    view: View
+    follower: SurfaceFollower
+
+
+class _Examined(NamedTuple):
+    """What matching says about a cloud: the warp to it, or the reason to refuse that one, and what was learnt."""
+
+    task: _Task
     study: Study
     warp: Warp
     reason: str
+    learnt: _Learnt | None
 
 
 class _News(NamedTuple):
@@ -159,7 +189,8 @@ class DeformableTracker:
     def __init__(self, matcher: "Matcher", settings: DeformableSettings | None = None) -> None:
         """matcher: with weights for deformable scenes."""
         self.matcher, self.settings = matcher, settings or DeformableSettings()
-        self._background = Background(self.settings.threaded, self.settings.background_clouds)
+        now = self.settings
+        self._background = Background(now.threaded, now.background_clouds, now.patient)
         self.reset()
 
     def reset(self) -> None:
@@ -173,7 +204,9 @@ class DeformableTracker:
         self._warp_then: Warp | None = None  # to the cloud that the second worker has
         self._news: _News | None = None
         self._drift = RESTING
-        self._rejected, self._followed = 0, 0
+        self._follower: SurfaceFollower | None = None
+        self._waiting: list[Live] = []  # clouds since the one in which the lost body is sought
+        self._rejected, self._searches, self._followed = 0, 0, 0  # clouds in a row; searches in vain; clouds in a row
         self._model_stamp = 0.0
 
     def process(self, points: FloatArray, stamp: float) -> DeformableTrack:
@@ -181,36 +214,41 @@ class DeformableTracker:
         clock = StageClock()
         self._background.next_cloud()
         clock.stop("learn")
-        body, background = self._split(points)
+        live = self._live(points, stamp)
         clock.stop("foreground")
-        if len(body) < MIN_POINTS:
+        if len(live.points) < MIN_POINTS:
             return self._refused(stamp, "the cloud has too few points", clock)
-        live = Live(body, thinned_surface(body, self.settings.model.graph.coverage / 3), background, stamp)
         if self.model is None:
             return self._begin(live, clock)
+        if self._searches >= self.settings.max_rejections:
+            return replace(self._begin(live, clock), reason="the model restarts: the body was not found again")
         camera = self._camera_motion(live)
         before, predicted = self._warp, self._predicted(live, camera)
         assert before is not None
         clock.stop("predict")
         followed = self._follow_first(live, predicted)
         clock.stop("follow")
-        found = followed or self._match_first(live, predicted, clock)
+        found = followed or self._search(live, predicted, clock)
         if isinstance(found, DeformableTrack):
             return found
         self._drift = drift_between(before, found.warp, camera, self._elapsed(live))
         return self._accept(live, found, clock)
 
-    def _split(self, points: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """The body (N, 3), thinned, and the background (M, 3) of a cloud."""
+    def _live(self, points: FloatArray, stamp: float) -> Live:
+        """A cloud without its background."""
         if np.ndim(points) not in (2, 3) or np.shape(points)[-1] != 3:
             raise InputError(f"A cloud must have the shape (N, 3) or (H, W, 3), but this one has {np.shape(points)}.")
+        model = self.settings.model
         finite = finite_points(points)
         finite = finite[np.linalg.norm(finite, axis=1) < self.settings.max_range]
-        if self.settings.foreground is None or len(finite) < MIN_POINTS:
-            return thin(finite, self.settings.model.spacing / 2), finite[:0]
-        last = None if self._last is None else self._last.imprint.warped
-        body = find_foreground(finite, self.settings.foreground, last)
-        return thin(finite[body], self.settings.model.spacing / 2), finite[~body]
+        background, left_out = NO_BACKGROUND, 0
+        if self.settings.foreground is not None and len(finite) >= MIN_POINTS:
+            last = None if self._last is None else self._last.imprint.warped
+            scene = split_scene(finite, self.settings.foreground, last)
+            background, left_out = scene.background, int((~scene.body).sum())
+            finite = finite[scene.body]
+        body = thin(finite, model.spacing / 2)
+        return Live(body, thinned_surface(body, model.graph.coverage / 3), background, left_out, stamp)
 
     def _begin(self, live: Live, clock: StageClock) -> DeformableTrack:
         """Make the live cloud the model."""
@@ -221,10 +259,11 @@ class DeformableTracker:
             return self._refused(live.stamp, "the cloud has no connected surface that is large enough", clock)
         clock.stop("fuse")
         self._warp, self._last = self.model.warp, sight_of(live, self.model, self.model.warp)
+        self._follower = SurfaceFollower(self.model.graph, self.model.surface, self.settings.follower)
         self._add_view(View(self._last, self._background.run(lambda: self.matcher.encode(live.points))))
         clock.stop("encode")
         track = self._report(live.stamp, TrackingState.OK, "the model begins here", clock, self._warp, reset=True)
-        return replace(track, method="lepard", background=len(live.background))
+        return replace(track, method="lepard", background=live.left_out)
 
     def _camera_motion(self, live: Live) -> FloatArray:
         """(4, 4): how the room has moved before the camera since the last accepted cloud."""
@@ -248,13 +287,13 @@ class DeformableTracker:
 
     def _follow_first(self, live: Live, predicted: Warp) -> _Found | None:
         """The warp that goes on from the last one; None where only matches of this very cloud can help."""
-        if not self.settings.background_clouds or self._rejected:
+        if not self.settings.background_clouds:
             return None
         news, self._news = self._news, None
-        starts = not len(self._background)
+        starts = not self._rejected and not len(self._background)
         if starts:
-            views = self._views_to_match()
-            self._background.submit(lambda: self._examine(live, predicted, views), self._take_in)
+            task = self._task(live, predicted)
+            self._background.submit(lambda: self._examine(task), self._take_in)
         warp = self._followed_warp(live, predicted)
         if starts:
             self._warp_then = warp
@@ -269,17 +308,18 @@ class DeformableTracker:
 
         Its support is that of the last matches, which fades with every cloud.
         """
-        assert self.model is not None
-        settings, model = self.settings, self.model
-        if self._elapsed(live) > FOLLOW_SECONDS or self._followed >= settings.max_followed:
+        if self._elapsed(live) > FOLLOW_SECONDS or self._followed >= self.settings.max_followed:
             return None
-        warp = solve_nonrigid(model.graph, model.surface, live.surface, None, settings.follower, predicted)
+        assert self._follower is not None
+        warp = self._follower.solve(live.surface, predicted)
         return replace(warp, support=FADING * predicted.support) if warp.ok and self._explains(warp) else None
 
     def _explains(self, warp: Warp) -> bool:
         """Whether a followed model lies under the live cloud, and nowhere where the sensor looked through."""
         known = warp.evidence
-        return known is not None and known.covered >= MIN_FOLLOWED_COVER and known.conflict <= MAX_FOLLOWED_CONFLICT
+        if known is None or known.strain > MAX_STRAIN:
+            return False
+        return known.covered >= MIN_FOLLOWED_COVER and known.conflict <= MAX_FOLLOWED_CONFLICT
 
     def _take_in(self, examined: _Examined) -> None:
         """Let the model learn from a past cloud, and put the last warp right by what its matches said.
@@ -287,51 +327,99 @@ class DeformableTracker:
         A cloud whose matches did not suffice teaches the model nothing, but the next one is still matched with it: with
         older ones it has less and less in common.
         """
-        assert self.model is not None
-        if self._warp is None or self._warp_then is None:
+        then, now, model = self._warp_then, self._warp, self.model
+        if then is None or now is None or model is None:
             return
-        if examined.reason:
-            self._studied = View(sight_of(examined.live, self.model, self._warp_then), examined.study.cloud)
+        if examined.learnt is None:
+            self._studied = View(sight_of(examined.task.live, model, then), examined.study.cloud)
             return
-        since = rigid_motion(self._warp_then.moved_nodes, self._warp.moved_nodes)
-        view, change, keyframe = self._learn(examined)
-        self._warp = self._warp.moved_by(since)
-        self._news = _News(examined, view.sight.imprint, change, keyframe)
+        right = examined.warp
+        keyframe = self._adopt(examined.learnt)
+        self._warp = corrected(now, then, right).onto(examined.learnt.model.graph)
+        self._news = _News(examined, examined.learnt.view.sight.imprint, examined.learnt.change, keyframe)
 
-    # ---- matching: this very cloud is matched, and tracking waits for it ----
+    # ---- matching: tracking cannot go on without it ----
 
-    def _match_first(self, live: Live, predicted: Warp, clock: StageClock) -> "_Found | DeformableTrack":
-        """The warp by matches of this cloud, or by the nearest surface if they do not suffice, or why there is none."""
+    def _search(self, live: Live, predicted: Warp, clock: StageClock) -> "_Found | DeformableTrack":
+        """The warp by matches of this cloud, or by the nearest surface if they do not suffice, or why there is none.
+
+        An impatient tracker gives the cloud to the second worker and says LOST until the answer is there.
+        """
+        if not self.settings.patient:
+            return self._search_beside(live, predicted, clock)
         self._background.drop()
-        views = self._views_to_match()
-        examined = self._background.run(lambda: self._examine(live, predicted, views))
+        task = self._task(live, predicted)
+        examined = self._background.run(lambda: self._examine(task))
         clock.stop("match")
         followed = self._followed_warp(live, predicted) if examined.reason else None
         clock.stop("follow again")
         if followed is not None:
             return _Found(followed, "nicp")
         matches, inliers = examined.study.matches, examined.warp.match_inliers
-        if examined.reason:
-            return self._refused(live.stamp, examined.reason, clock, live, matches, examined.warp)
-        _, change, keyframe = self._learn(examined)
+        if examined.learnt is None:
+            self._searches += 1
+            return self._refused(live.stamp, examined.reason, clock, matches, examined.warp)
+        keyframe = self._adopt(examined.learnt)
         clock.stop("fuse")
-        assert self._warp is not None
-        warp = replace(self._warp, overlap=examined.warp.overlap, residual=examined.warp.residual)
-        return _Found(warp, "lepard", matches, inliers, change, keyframe)
+        warp = replace(examined.learnt.model.warp, overlap=examined.warp.overlap, residual=examined.warp.residual)
+        return _Found(warp, "lepard", matches, inliers, examined.learnt.change, keyframe)
 
-    def _examine(self, live: Live, predicted: Warp, views: list[View]) -> _Examined:
-        """Match a cloud and warp the model to it. The second worker's part: it changes nothing."""
-        found = study(self.matcher, live, views, self.settings.filter, self._reach)
-        warp = self._solve(live, predicted, found.matches)
-        return _Examined(live, found, warp, self._reason_to_refuse(warp, self._expected(live, predicted)))
+    def _search_beside(self, live: Live, predicted: Warp, clock: StageClock) -> DeformableTrack:
+        """Look for the lost body in this cloud, or keep the cloud until the answer about an earlier one is there."""
+        if self._waiting and len(self._background):
+            self._waiting = [*self._waiting, live][-MAX_WAITING:]
+        else:
+            self._background.drop()
+            self._waiting = [live]
+            task = self._task(live, predicted)
+            self._background.submit(lambda: self._examine(task), self._take_in_search)
+        return self._refused(live.stamp, "the body is sought", clock)
 
-    def _learn(self, examined: _Examined) -> tuple[View, Change, bool]:
-        """Let the model learn from a cloud; the cloud as a view, what changed, and whether it is a keyframe."""
+    def _take_in_search(self, examined: _Examined) -> None:
+        """Go on from where the body was found, through the clouds that came since."""
+        waiting, self._waiting = self._waiting, []
+        if examined.learnt is None:
+            self._searches += 1
+            return
+        self._adopt(examined.learnt)
         assert self.model is not None
-        change = self.model.update(examined.warp, examined.live.points)
-        self._warp, self._followed = self.model.warp, 0
-        view = View(sight_of(examined.live, self.model, self._warp), examined.study.cloud)
-        return view, change, self._add_view(view)
+        self._searches, self._drift = 0, RESTING
+        self._warp, self._last = self.model.warp, sight_of(examined.task.live, self.model, self.model.warp)
+        for live in waiting[1:]:
+            self._catch_up(live)
+
+    def _catch_up(self, live: Live) -> None:
+        """Follow the body into a cloud that nobody waits for any more."""
+        assert self.model is not None and self._warp is not None
+        camera = self._camera_motion(live)
+        before, warp = self._warp, self._followed_warp(live, self._predicted(live, camera))
+        if warp is not None:
+            self._drift = drift_between(before, warp, camera, self._elapsed(live))
+            self._warp, self._last = warp, sight_of(live, self.model, warp)
+
+    def _task(self, live: Live, predicted: Warp) -> _Task:
+        """What is to be examined; nothing in it changes while the second worker is at it."""
+        assert self.model is not None
+        expected = predicted if self._elapsed(live) <= FOLLOW_SECONDS else None
+        return _Task(self.model, live, predicted, expected, self._views_to_match(), self._rejected > 0)
+
+    def _examine(self, task: _Task) -> _Examined:
+        """Match a cloud, warp the model to it and let a copy of the model learn. The second worker's part."""
+        found = study(self.matcher, task.live, task.views, self.settings.filter, self._reach)
+        warp = self._solve(task, found.matches)
+        reason = self._reason_to_refuse(warp, task.expected)
+        return _Examined(task, found, warp, reason, None if reason else self._learn(task, found, warp))
+
+    def _learn(self, task: _Task, found: Study, warp: Warp) -> _Learnt:
+        """What the model would be after this cloud."""
+        model, change = task.model.updated(warp, task.live.points)
+        view = View(sight_of(task.live, model, model.warp), found.cloud)
+        return _Learnt(model, change, view, SurfaceFollower(model.graph, model.surface, self.settings.follower))
+
+    def _adopt(self, learnt: _Learnt) -> bool:
+        """Take over what was learnt; whether its cloud is a keyframe."""
+        self.model, self._follower, self._followed = learnt.model, learnt.follower, 0
+        return self._add_view(learnt.view)
 
     @property
     def _reach(self) -> float:
@@ -339,30 +427,29 @@ class DeformableTracker:
         return 2 * self.settings.model.graph.coverage
 
     def _views_to_match(self) -> list[View]:
-        """The last view and the keyframes seen from the most similar side; all of them once the body is lost."""
+        """The last view and the keyframes seen from the most similar side; once the body is lost, others by turns."""
         assert self._last is not None and self._studied is not None
         last = self._last
         ranked = sorted(self._keyframes, key=lambda view: degrees_between(view.sight.turn, last.turn))
-        views = ranked if self._rejected else [self._studied, *ranked[:MATCHED_KEYFRAMES]]
+        first = LOST_KEYFRAMES * self._searches % len(ranked) if self._rejected else 0
+        views = [*ranked[first:], *ranked[:first]][:LOST_KEYFRAMES] if self._rejected else ranked[:MATCHED_KEYFRAMES]
+        views = views if self._searches else [self._studied, *views]
         return list({id(view.cloud): view for view in views}.values())
 
-    def _solve(self, live: Live, predicted: Warp, matches: Matches) -> Warp:
-        """The warp to the live cloud by the matches, begun where it is predicted; if that is refused, at the matches.
+    def _solve(self, task: _Task, matches: Matches) -> Warp:
+        """The warp to the live cloud by the matches, begun where it is predicted; if that is refused, where they lead.
 
-        After a refused cloud the prediction is old, and the matches come first.
+        Once the body is lost the prediction is old, and where the matches lead comes first.
         """
-        assert self.model is not None
-        model = self.model
-        starts = (predicted, None) if self._rejected == 0 else (None, predicted)
-        for start in starts:
-            warp = solve_nonrigid(model.graph, model.surface, live.surface, matches, self.settings.solver, start)
-            if not self._reason_to_refuse(warp, self._expected(live, predicted)):
+        model, live, solver = task.model, task.live, self.settings.solver
+        led = moved_by_matches(task.predicted, matches, model.surface, live.surface)
+        starts = [task.predicted] if led is None else [task.predicted, led]
+        for start in starts[::-1] if task.lost else starts:
+            believed = possible_matches(start, matches, model.surface, live.surface)
+            warp = solve_nonrigid(model.graph, model.surface, live.surface, believed, solver, start)
+            if not self._reason_to_refuse(warp, task.expected):
                 break
         return warp
-
-    def _expected(self, live: Live, predicted: Warp) -> Warp | None:
-        """Where the body must be, roughly; None if it was not seen for too long to say."""
-        return predicted if self._elapsed(live) <= FOLLOW_SECONDS else None
 
     def _reason_to_refuse(self, warp: Warp, expected: Warp | None) -> str:
         """Why a warp is not believed, or an empty string."""
@@ -370,13 +457,18 @@ class DeformableTracker:
             return warp.status.value
         if warp.overlap < self.settings.min_overlap:
             return f"only {warp.overlap:.0%} of the warped model lies on the cloud"
+        if warp.evidence is not None and warp.evidence.strain > MAX_STRAIN:
+            return f"the body would be strained by {warp.evidence.strain:.0%}"
         jump = 0.0 if expected is None else median_motion(expected, warp)
         return f"the body would have jumped by {100 * jump:.0f} cm" if jump > MAX_JUMP else ""
 
     def _accept(self, live: Live, found: _Found, clock: StageClock) -> DeformableTrack:
         assert self.model is not None
         state = TrackingState.OK if self._rejected == 0 else TrackingState.RELOCALISED
-        self._rejected = 0
+        self._rejected = self._searches = 0
+        if self._waiting:  # found before the search was
+            self._background.drop()
+            self._waiting = []
         self._followed = self._followed + 1 if found.method == "nicp" else 0
         self._warp, self._last = found.warp, sight_of(live, self.model, found.warp)
         change = found.change
@@ -390,7 +482,7 @@ class DeformableTracker:
             overlap=found.warp.overlap,
             residual=found.warp.residual,
             cut_edges=change.cut,
-            background=len(live.background),
+            background=live.left_out,
         )
 
     def _add_view(self, view: View) -> bool:
@@ -398,6 +490,7 @@ class DeformableTracker:
 
         Of too many keyframes the most redundant one goes.
         """
+        view = view._replace(sight=view.sight.without_cloud())
         self._studied = view
         least = self.settings.keyframe_motion, self.settings.keyframe_degrees
         keyframe = all(view.sight.is_new_to(other.sight, *least) for other in self._keyframes)
@@ -412,16 +505,13 @@ class DeformableTracker:
         stamp: float,
         reason: str,
         clock: StageClock,
-        live: Live | None = None,
         matches: Matches | None = None,
         warp: Warp | None = None,
     ) -> DeformableTrack:
-        """Say why there is no warp; after too many in a row restart the model."""
+        """Say why there is no warp."""
         if self.model is None:
             return self._report(stamp, TrackingState.INITIALISING, reason, clock)
         self._rejected += 1
-        if self._rejected > self.settings.max_rejections and live is not None:
-            return replace(self._begin(live, clock), reason=f"the model restarts: {reason}")
         inliers = None if warp is None else warp.match_inliers
         return self._report(stamp, TrackingState.LOST, reason, clock, None, matches, inliers)
 

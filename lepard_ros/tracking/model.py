@@ -5,6 +5,7 @@ The rest shape is the first cloud. Each accepted warp brings the model to a live
 extended and, where the sensor looked through it, cut back. Everything is stored in the rest shape.
 """
 
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -84,6 +85,13 @@ class CanonicalModel:
     def surface(self) -> Surface:
         """The points at rest with their outward normals."""
         return Surface(self.points, self.normals, self.settings.spacing)
+
+    def updated(self, warp: Warp, live: FloatArray) -> "tuple[CanonicalModel, Change]":
+        """A model that has learnt from a live cloud, and what changed; this one stays as it is."""
+        model = copy(self)
+        model.points, model._seen = self.points.copy(), self._seen.copy()
+        model._misses, model._torn = self._misses.copy(), dict(self._torn)
+        return model, model.update(warp, live)
 
     def update(self, warp: Warp, live: FloatArray) -> Change:
         """Take over an accepted warp and what the live cloud (L, 3) adds, corrects and contradicts."""
@@ -218,9 +226,8 @@ class Imprint(NamedTuple):
 
 def imprint(points: FloatArray, warp: Warp) -> Imprint:
     """Where a model's points (N, 3) lie under a warp."""
-    warped, covered = warp.apply(points)
-    rest = points[covered]
-    return Imprint(warped[covered], rest, _unit_columns(warp.turns(rest)))
+    warped, turns, covered = warp.apply_with_turns(points)
+    return Imprint(warped[covered], points[covered], _unit_columns(turns[covered]))
 
 
 def thin(points: FloatArray, spacing: float) -> FloatArray:

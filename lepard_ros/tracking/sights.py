@@ -9,6 +9,7 @@ from scipy.spatial.transform import Rotation
 
 from lepard_ros.geometry.arrays import BoolArray, FloatArray
 from lepard_ros.geometry.rigid_motion import kabsch, move, rotation_angle
+from lepard_ros.registration.deformable.foreground import NO_BACKGROUND
 from lepard_ros.registration.deformable.match_filter import FilterSettings, chosen, weigh_matches
 from lepard_ros.registration.deformable.nonrigid import matched_normals
 from lepard_ros.registration.deformable.warp import Warp
@@ -20,11 +21,15 @@ if TYPE_CHECKING:
 
 
 class Live(NamedTuple):
-    """A cloud without its background: points (N, 3), the same thinned with normals, the background (M, 3)."""
+    """A cloud without its background: points (N, 3), the same thinned with normals, the background thinned.
+
+    left_out: how many points of the cloud are background.
+    """
 
     points: FloatArray
     surface: Surface
-    background: FloatArray
+    background: Surface
+    left_out: int
     stamp: float
 
 
@@ -35,6 +40,10 @@ class Sight(NamedTuple):
     imprint: Imprint
     nodes: FloatArray
     turn: FloatArray
+
+    def without_cloud(self) -> "Sight":
+        """The same without what only the next cloud needs: a keyframe lives long, and that is most of its size."""
+        return self._replace(live=self.live._replace(points=self.live.points[:0], background=NO_BACKGROUND))
 
     def is_new_to(self, other: "Sight", min_motion: float, min_degrees: float) -> bool:
         """Whether the model has moved (metres, mean) or turned since the other sight."""
@@ -89,6 +98,16 @@ def carried_on(matches: Matches, then: Imprint, now: Warp, reach: float) -> tupl
     rest, near = then.to_rest(matches.target, reach)
     moved, covered = now.apply(rest)
     return chosen(matches._replace(target=moved), near & covered), near & covered
+
+
+def corrected(now: Warp, then: Warp, right: Warp) -> Warp:
+    """What `now` should have been, when `right` is what `then`, the warp to an earlier cloud, should have been.
+
+    All on the same nodes: each goes where it should have been then, and on as it has moved since.
+    """
+    since = now.rotation_matrices @ then.rotation_matrices.transpose(0, 2, 1)
+    shift = now.translations + np.einsum("nij,nj->ni", since, right.translations - then.translations)
+    return Warp.from_motion(now.graph, since @ right.rotation_matrices, shift, status=now.status, support=right.support)
 
 
 class Drift(NamedTuple):

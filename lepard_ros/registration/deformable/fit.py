@@ -2,7 +2,7 @@
 """The phases of a non-rigid fit. Each is a function from one `Fit` to the next; nothing is changed in place."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -77,12 +77,21 @@ class System:
     data: DataTerm
     pattern: Pattern
     solver: LinearSolver
+    known: dict[tuple[bytes, float], NormalEquations] = field(
+        default_factory=dict
+    )  # for fits of one system to many clouds
 
     def equations(self, rows: IntArray, stiffness: float) -> NormalEquations:
-        """The equations of some of the points."""
-        skin = self.data.skin
-        part = Skinning(skin.nodes[rows], skin.weights[rows], skin.covered[rows])
-        return NormalEquations(self.graph, DataTerm(self.data.points[rows], part), stiffness, self.pattern)
+        """The equations of some of the points; the last ones are kept."""
+        name = rows.tobytes(), stiffness
+        if name not in self.known:
+            skin = self.data.skin
+            part = Skinning(skin.nodes[rows], skin.weights[rows], skin.covered[rows])
+            self.known.clear()
+            self.known[name] = NormalEquations(
+                self.graph, DataTerm(self.data.points[rows], part), stiffness, self.pattern
+            )
+        return self.known[name]
 
 
 @dataclass(frozen=True)
@@ -196,8 +205,10 @@ def fit_surface(problem: Problem, fit: Fit) -> Fit:
 def _descended(problem: Problem, fit: Fit, equations: NormalEquations, aim: Aim) -> Fit:
     limits = Limits(problem.settings.iterations, problem.settings.tolerance, problem.deadline)
     end = descend(equations, fit.system.solver, fit.motion, aim, limits)
-    all_matches = fit.system.equations(np.arange(len(problem.matches.source)), 0.0)
-    misfit = np.linalg.norm(all_matches.warped(end.motion) - problem.matches.target, axis=1)
+    misfit = fit.misfit
+    if len(misfit):
+        all_matches = fit.system.equations(np.arange(len(misfit)), 0.0)
+        misfit = np.linalg.norm(all_matches.warped(end.motion) - problem.matches.target, axis=1)
     return replace(
         fit,
         motion=end.motion,

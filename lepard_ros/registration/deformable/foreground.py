@@ -19,6 +19,7 @@ PLANE_TRIES, PLANE_VOTERS = 64, 4000
 PLANE_COSINE = 0.9  # between a point's normal and the plane's
 MAX_PLANES = 6
 ICP_POINTS, ICP_ITERATIONS = 2000, 10
+MIN_BACKGROUND = 300  # cells, to say how the camera moved
 ICP_DAMPING = 0.01  # high: a wall and a floor leave a slide along both open, and then the camera is said to rest
 
 
@@ -39,10 +40,28 @@ class ForegroundSettings:
     box: tuple[tuple[float, float, float], tuple[float, float, float]] | None = None
 
 
+@dataclass(frozen=True)
+class Scene:
+    """A cloud that is told apart. body: (N,) which of its points belong to the body. background: the rest, thinned."""
+
+    body: BoolArray
+    background: Surface
+
+
+NO_BACKGROUND = Surface(np.zeros((0, 3)), np.zeros((0, 3)), SPACING)
+
+
 def find_foreground(
     points: FloatArray, settings: ForegroundSettings | None = None, last: FloatArray | None = None
 ) -> BoolArray:
-    """(N,) which of the finite points (N, 3), in the sensor's frame, belong to the body.
+    """(N,) which of the finite points (N, 3), in the sensor's frame, belong to the body: see `split_scene`."""
+    return split_scene(points, settings, last).body
+
+
+def split_scene(
+    points: FloatArray, settings: ForegroundSettings | None = None, last: FloatArray | None = None
+) -> Scene:
+    """Tell the body from its background in finite points (N, 3), in the sensor's frame.
 
     last: (K, 3) where the body was in the last cloud; parts next to it are the body. Without it the body is the part
     that covers most of the view. A cloud without a large plane has no background, and all of it is the body.
@@ -50,35 +69,30 @@ def find_foreground(
     settings = settings or ForegroundSettings()
     inside = _in_box(points, settings)
     if inside.sum() < 3:
-        return inside
+        return Scene(inside, NO_BACKGROUND)
     groups = group_by_cell(points[inside], SPACING)
     cells = groups.mean(points[inside])
-    planes = _on_planes(cells, surface_normals(cells, neighbours=10), settings)
+    normals = surface_normals(cells, neighbours=10)
+    planes = _on_planes(cells, normals, settings)
     if not planes.any():
-        return inside
+        return Scene(inside, NO_BACKGROUND)
     body = ~planes
     body[body] = _body_parts(cells[body], settings, last)
     out = np.zeros(len(points), dtype=bool)
     out[inside] = body[groups.cell]
-    return out
+    return Scene(out, Surface(cells[~body], normals[~body], SPACING))
 
 
-def camera_motion(before: FloatArray, after: FloatArray) -> FloatArray:
-    """(4, 4): how the static background (N, 3) of one cloud lies in the next one (M, 3), by point-to-plane ICP.
+def camera_motion(before: Surface, after: Surface) -> FloatArray:
+    """(4, 4): how the static background of one cloud lies in the next one, by point-to-plane ICP.
 
     Identity where there is too little background to say.
     """
-    if min(len(before), len(after)) < 500:
+    if min(len(before.points), len(after.points)) < MIN_BACKGROUND:
         return np.eye(4)
-    first, second = (_surface(points) for points in (before, after))
     start = np.eye(4)[None]
-    motion, settled = align(sample(first, ICP_POINTS), second, start, ICP_ITERATIONS, IcpSettings(damping=ICP_DAMPING))
+    motion, settled = align(sample(before, ICP_POINTS), after, start, ICP_ITERATIONS, IcpSettings(damping=ICP_DAMPING))
     return motion[0] if settled[0] else np.eye(4)
-
-
-def _surface(points: FloatArray) -> Surface:
-    cells = group_by_cell(points, SPACING).mean(points)
-    return Surface(cells, surface_normals(cells, neighbours=10), SPACING)
 
 
 def _in_box(points: FloatArray, settings: ForegroundSettings) -> BoolArray:
@@ -140,8 +154,13 @@ def _body_parts(cells: FloatArray, settings: ForegroundSettings, last: FloatArra
 
 
 def _parts(cells: FloatArray, gap: float) -> tuple[IntArray, IntArray]:
-    """The sizes (P,) of the connected parts of cells (C, 3), and the part of each (C,)."""
-    pairs = cKDTree(cells).query_pairs(gap, output_type="ndarray")
-    links = sparse.coo_matrix((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(len(cells),) * 2)
-    label = connected_components(links, directed=False)[1]
+    """The sizes (P,) of the connected parts of cells (C, 3), and the part of each (C,).
+
+    Neighbours are sought between the means of larger cells: within the gap each cell has dozens.
+    """
+    groups = group_by_cell(cells, gap / 2)
+    centres = groups.mean(cells)
+    pairs = cKDTree(centres).query_pairs(gap, output_type="ndarray")
+    links = sparse.coo_matrix((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(len(centres),) * 2)
+    label = connected_components(links, directed=False)[1][groups.cell]
     return np.bincount(label), label

@@ -136,6 +136,14 @@ class Warp:
         blended = _blend(self._affine, skin.nodes, skin.weights)[:, :, :3]
         return np.where(skin.covered[:, None, None], blended, np.eye(3))
 
+    def apply_with_turns(self, points: FloatArray) -> tuple[FloatArray, FloatArray, BoolArray]:
+        """What `apply` and `turns` say of finite points (N, 3) at once: (N, 3), (N, 3, 3), and which are moved (N,)."""
+        skin = self.graph.skin(points)
+        blended = _blend(self._affine, skin.nodes, skin.weights)
+        moved = np.einsum("nij,nj->ni", blended[:, :, :3], points) + blended[:, :, 3]
+        covered = skin.covered if self.ok else np.zeros(len(points), dtype=bool)
+        return moved, blended[:, :, :3], covered
+
     def rotate(self, points: FloatArray, vectors: FloatArray) -> FloatArray:
         """Vectors (N, 3), such as unit normals at points (N, 3), turned with the surface; their length is kept."""
         turned = np.einsum("nij,nj->ni", self.turns(points), vectors)

@@ -47,6 +47,7 @@ from lepard_ros.tracking.input_guard import InputGuard
 DIAGNOSTICS_PERIOD = 1.0
 # Camera infos kept to find that of an image by its stamp.
 CAMERA_INFOS = 30
+INPUT_QUEUE = 5  # clouds
 # How long the worker may go on with a cloud after it was told to stop.
 STOP_SECONDS = 1.2
 # Different errors of the worker that are logged in full, each once; more are only counted.
@@ -516,13 +517,17 @@ def _with_own_stages(status: TrackingStatus, decode: float, publish: float) -> T
 
 
 def input_qos(name: str) -> QoSProfile:
-    """The quality of service of the input, always with a queue of one: the newest cloud wins."""
+    """The quality of service of the input.
+
+    Its queue holds what comes while Python is busy elsewhere. The worker's place for one cloud, where the newest wins,
+    comes behind it: what is dropped there is counted, and what the middleware drops is not.
+    """
     reliability = {
         "sensor_data": ReliabilityPolicy.BEST_EFFORT,
         "best_available": ReliabilityPolicy.BEST_AVAILABLE,
         "reliable": ReliabilityPolicy.RELIABLE,
     }
-    return QoSProfile(depth=1, reliability=reliability[name])
+    return QoSProfile(depth=INPUT_QUEUE, reliability=reliability[name])
 
 
 def make_mode(settings: NodeSettings, plan: FramePlan, logger: Any) -> Mode:

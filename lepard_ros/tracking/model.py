@@ -33,7 +33,7 @@ class ModelSettings:
     cut edge must stay torn to be cut for good; wrong matches tear an edge for one cloud, after which it is put back.
     """
 
-    graph: GraphSettings = field(default_factory=lambda: GraphSettings(coverage=0.03))
+    graph: GraphSettings = field(default_factory=lambda: GraphSettings(coverage=0.04))
     spacing: float = 0.01
     min_misses: int = 3
     min_torn: int = 3

@@ -14,7 +14,7 @@ from lepard_ros.geometry.voxel_grid import group_by_cell
 from lepard_ros.registration.rigid.icp import IcpSettings, align, sample
 from lepard_ros.registration.types import Surface
 
-SPACING = 0.03  # metres: of the cells in which planes and parts are sought
+SPACING = 0.04  # metres: of the cells in which planes and parts are sought
 PLANE_TRIES, PLANE_VOTERS = 64, 4000
 PLANE_COSINE = 0.9  # between a point's normal and the plane's
 MAX_PLANES = 6

@@ -91,6 +91,19 @@ def test_true_matches_are_accepted_and_a_planted_wrong_group_is_not_believed(fil
     np.testing.assert_array_equal(wrong(first.reshape(-1, 3)[:9]), first.reshape(-1, 3)[:9])
 
 
+def test_a_wrong_group_among_the_matches_of_the_shipped_weights_is_not_believed(film: CreatureSequence) -> None:
+    first, later, _, _ = clouds(film, 6)
+    matcher = Matcher.from_pretrained("deformable")
+    found = matcher.match_both_ways(*(cloud.reshape(-1, 3) for cloud in (first, later)))
+    assert warp_from_matches(first, later, found).ok
+    source, target = np.array(found.source, dtype=float), np.array(found.target, dtype=float)
+    upper = source[:, 1] < np.quantile(source[:, 1], 0.6)
+    moved = Matches(source, target + np.where(upper[:, None], [0.0, 0.45, 0.0], 0.0), np.array(found.confidence))
+    wrong = warp_from_matches(first, later, moved)
+    assert not wrong.ok
+    np.testing.assert_array_equal(wrong(first.reshape(-1, 3)[:9]), first.reshape(-1, 3)[:9])
+
+
 def test_support_is_low_where_matches_disagree(film: CreatureSequence) -> None:
     first, later, matches, _ = planted(film, 0.0)
     high = matches.source[:, 1] < np.quantile(matches.source[:, 1], 0.25)

@@ -1,6 +1,9 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The warp message: lossless there and back, and refused when its arrays contradict each other."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -51,6 +54,22 @@ def test_the_status_is_told(status: Status, code: int) -> None:
     assert message.status == code
     assert bool(message.status_text) == (status is not Status.OK)
     assert warp_from_message(message).ok == (status is Status.OK)
+
+
+def test_the_consumer_of_the_documentation_acts_on_supported_places_only() -> None:
+    page = (Path(__file__).resolve().parent.parent / "docs" / "warp.md").read_text()
+    listing = next(part for part in page.split("```python\n")[1:] if "def on_warp(message" in part).split("```")[0]
+    names: dict = {}
+    exec(listing, names)  # noqa: S102 - the page's own code is what is tested
+    _, warp = bent_sheet()
+    low = warp.graph.nodes[:, 0] < 0.2
+    warp = replace(warp, support=np.where(low, 0.1, 0.9))
+    message = warp_message(warp, header(1, "camera"), header(2, "camera"))
+    guessed, known, off = np.array([0.05, 0.2, 0.0]), np.array([0.35, 0.2, 0.0]), np.array([2.0, 0.2, 0.0])
+    np.testing.assert_array_equal(names["on_warp"](message, known), warp(known[None])[0])
+    assert names["on_warp"](message, guessed) is None and names["on_warp"](message, off) is None
+    refused = warp_message(Warp.rest(warp.graph, Status.LOW_OVERLAP), header(1, "camera"), header(2, "camera"))
+    assert names["on_warp"](refused, known) is None
 
 
 @pytest.mark.parametrize("fault", ["nodes", "rotations", "edges", "gamma", "status"])

@@ -79,7 +79,7 @@ class DeformableSettings:
     model: ModelSettings = field(default_factory=ModelSettings)
     solver: NonrigidSettings = field(default_factory=lambda: NonrigidSettings(iterations=10, max_seconds=10.0))
     follower: NonrigidSettings = field(
-        default_factory=lambda: NonrigidSettings(surface_reach=0.06, iterations=4, tolerance=0.03, max_seconds=10.0)
+        default_factory=lambda: NonrigidSettings(surface_reach=0.06, iterations=6, tolerance=0.02, max_seconds=10.0)
     )
     filter: FilterSettings = field(default_factory=FilterSettings)
     foreground: ForegroundSettings | None = field(default_factory=ForegroundSettings)

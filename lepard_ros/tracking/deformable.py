@@ -50,8 +50,8 @@ FADING = 0.9  # of the support that the last matches gave, with every cloud that
 # most of the model in free space. (What lies inside out is not limited: the far side of a thin limb does.)
 FOLLOW_SECONDS, MIN_FOLLOWED_COVER, MAX_FOLLOWED_CONFLICT = 0.5, 0.7, 0.1
 # Most strain of a warp (root mean square misfit of the edges, of their length). Bodies in films that were followed
-# rightly had 0.03 to 0.10, fitted to matches up to 0.19; where legs were exchanged, or the hidden side led astray, it was
-# 0.22 and more.
+# rightly had 0.03 to 0.10, fitted to matches up to 0.19; where legs were exchanged, or the hidden side led astray, it
+# was 0.22 and more.
 MAX_STRAIN = 0.2
 MAX_JUMP = 0.1  # metres: the median node does not leave its predicted place farther than this within FOLLOW_SECONDS
 

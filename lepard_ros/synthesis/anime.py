@@ -100,14 +100,14 @@ def render_pairs(animation: Animation, count: int) -> Iterator[tuple[str, Deform
 
 
 def _with_rate(pair: DeformablePair) -> DeformablePair:
-    """The pair with the overlap rate as it is published: the share of source points that land near the target."""
+    """The pair with its overlap rate as published: the share of source points that fall near the target."""
     return replace(pair, overlap_rate=float(np.mean(cKDTree(pair.target).query(pair.warped)[0] < RATE_RADIUS)))
 
 
 def split_of(name: str, pair: DeformablePair) -> str:
-    """Which split an animation's pair belongs to: 70 % train, 10 % val, the rest 4DMatch or 4DLoMatch by overlap.
+    """The split of an animation's pair: 70 % train, 10 % val, the rest 4DMatch or 4DLoMatch by overlap.
 
-    The authors' own list of test sequences is not public, so the division goes by the animation's name.
+    The authors' list of test sequences is not public, so the animation's name decides.
     """
     share = zlib.crc32(name.encode()) % 100
     if share < 80:

@@ -25,7 +25,7 @@ def _vector(x: float, y: float, z: float) -> FloatArray:
 
 
 def _twins(rng: Generator) -> tuple[Generator, Generator]:
-    """Two generators that draw the same: left and right limbs are alike, as in nature."""
+    """Two generators with the same draws, so that left and right limbs are symmetric."""
     seed = int(rng.integers(2**32))
     return np.random.default_rng(seed), np.random.default_rng(seed)
 
@@ -39,7 +39,7 @@ def _limb(
     natural: Sequence[Vector],
     mirrored: bool,
 ) -> int:
-    """A chain of bones from place to place, each with a round cone of flesh; returns the last bone."""
+    """A chain of bones through the given positions, each with a round cone of flesh; returns the last bone."""
     for index, (turn, at_ease) in enumerate(zip(limits, natural, strict=True)):
         parent = plan.add_bone(parent, places[index], turn, at_ease, mirrored)
         plan.add_part(parent, places[index], places[index + 1], radii[index], radii[index + 1])

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""One floor of a building: a furnished corridor around a core, and a camera that is carried around it several times."""
+"""One floor of a building: a furnished corridor around a core, and a camera path of several laps."""
 
 import numpy as np
 

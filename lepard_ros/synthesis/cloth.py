@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Things without bones: cloth sheets and soft objects that wave, bend, twist and taper."""
+"""Objects without a skeleton: cloth sheets and soft bodies that wave, bend, twist and taper."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ SHEET_CELLS = 90
 
 
 class Deformation(NamedTuple):
-    """How a thing is bent now; values may be mixed linearly, which gives a motion.
+    """The deformation of an object at one moment. Linear interpolation between two gives a motion.
 
     amplitudes, phases: (W,) metres and radians of waves along z. curvature: 1 / metres, of a bend about an axis in the
     xy plane at right angles to `heading` radians. twist: radians per metre along y. taper: per metre, too.
@@ -61,7 +61,7 @@ def _twist(points: FloatArray, rate: float) -> FloatArray:
 
 
 def random_deformation(rng: Generator, waves: int, effort: float, floppiness: float) -> Deformation:
-    """A random state; `floppiness` in metres is the height of the largest waves, `effort` from 0 to 1 scales all."""
+    """A random deformation. floppiness: amplitude of the largest waves in metres. effort: 0 to 1, scales everything."""
     return Deformation(
         effort * rng.uniform(-1, 1, waves) * floppiness / np.arange(1, waves + 1),
         rng.uniform(-1.5, 1.5, waves),
@@ -73,7 +73,7 @@ def random_deformation(rng: Generator, waves: int, effort: float, floppiness: fl
 
 
 def sheet(rng: Generator) -> tuple[FloatArray, NDArray[np.int64]]:
-    """A flat piece of cloth with a little relief: a towel, a round cloth, a shirt, trousers, a cross. Metres."""
+    """A flat piece of cloth with slight relief: towel, round cloth, shirt, trousers or cross. Metres."""
     width, height = rng.uniform(0.6, 1.2), rng.uniform(0.7, 1.3)
     rows, columns = np.meshgrid(np.linspace(-1, 1, SHEET_CELLS), np.linspace(-1, 1, SHEET_CELLS), indexing="ij")
     number = np.arange(rows.size).reshape(rows.shape)
@@ -90,7 +90,7 @@ def sheet(rng: Generator) -> tuple[FloatArray, NDArray[np.int64]]:
 
 
 def _silhouette(rng: Generator, x: FloatArray, y: FloatArray) -> NDArray[np.bool_]:
-    """Which places of the square from -1 to 1 belong to the cloth."""
+    """Which points of the square from -1 to 1 belong to the cloth."""
     cut, neck = rng.uniform(0.4, 0.65), rng.uniform(0.1, 0.3)
     shapes = [
         np.ones(x.shape, bool),

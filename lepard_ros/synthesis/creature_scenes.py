@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""One bending thing at several moments, seen from all around: every cloud serves several training pairs."""
+"""One deforming object at several moments, seen from several sides: each cloud serves several training pairs."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -37,7 +37,7 @@ ATTEMPTS = 6
 
 
 def synthesise_scenes(out: Path, models: Sequence[AnimatedModel], seeds: range, processes: Workers) -> int:
-    """Write the scenes of `seeds` that are not there yet; returns how many were written."""
+    """Write the missing scenes of `seeds`; returns how many were written."""
     pending = [seed for seed in seeds if not scene_path(out, seed).exists()]
     write = partial(_write_scene, out, models)
     return sum(tqdm(map_in_processes(write, pending, processes), total=len(pending), desc="scenes", unit="scene"))
@@ -59,7 +59,7 @@ def _write_scene(out: Path, models: Sequence[AnimatedModel], seed: int) -> bool:
 
 
 def make_scene(kind: str, model: AnimatedModel | None, rng: Generator) -> CreatureScene | None:
-    """A random thing of a kind at MOMENTS key poses, VIEWS clouds of each; None where too little was seen."""
+    """A random object of a kind in MOMENTS key poses, VIEWS clouds of each; None if too little was visible."""
     motion = random_motion(kind, rng, model, keys=MOMENTS)
     shapes = [motion.at(time) for time in np.linspace(0, 1, MOMENTS)]
     sensor, noisy = random_close_sensor(rng), bool(rng.random() < NOISE_CHANCE)
@@ -87,7 +87,7 @@ def make_scene(kind: str, model: AnimatedModel | None, rng: Generator) -> Creatu
 def _pack(
     clouds: list[FloatArray], poses: FloatArray, moments: NDArray[np.int64], places: list[FloatArray]
 ) -> CreatureScene | None:
-    """The scene with its overlapping pairs; None where there are hardly any, or it does not fit the units."""
+    """The scene with its overlapping pairs; None if there are too few, or if it does not fit the storage units."""
     pairs, overlap = _overlapping(clouds, poses, moments, places)
     stored = [np.rint(np.concatenate(group, axis=-2) / UNIT) for group in (clouds, places)]
     if len(pairs) < 3 or max(np.abs(values).max() for values in stored) > np.iinfo(np.int16).max:
@@ -99,7 +99,7 @@ def _pack(
 def _overlapping(
     clouds: list[FloatArray], poses: FloatArray, moments: NDArray[np.int64], places: list[FloatArray]
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Ordered pairs (P, 2) of which the source shares MIN_OVERLAP with the target, and by how much (P,)."""
+    """Ordered pairs (P, 2) whose source overlaps the target by at least MIN_OVERLAP, and their overlaps (P,)."""
     trees = [cKDTree(cloud @ pose[:3, :3].T + pose[:3, 3]) for cloud, pose in zip(clouds, poses, strict=True)]
     found = []
     for source in range(len(clouds)):

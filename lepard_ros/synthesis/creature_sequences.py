@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Films of a moving creature with the truth of every point: for the deformable demo and the tracker's tests."""
+"""Depth sequences of a moving creature with ground truth for every point: for the deformable demo and tracker tests."""
 
 from dataclasses import dataclass, replace
 
@@ -19,12 +19,12 @@ SWAY = np.radians(12.0)  # how far the camera walks around the creature to each 
 
 @dataclass(frozen=True)
 class CreatureSequence:
-    """Depth images of one moving thing from a camera that sways around it.
+    """Depth images of one moving object from a camera that sways around it.
 
     stamps: (F,) seconds. depths: (F, H, W) metres, 0 where nothing was measured. poses: (F, 4, 4), camera to world.
     at_first: (F, H, W, 3), where each frame's points were at frame 0, in the camera's frame of frame 0.
     first_now: (F, H, W, 3), where the points that frame 0 saw are at each frame, in that frame's camera frame.
-    Both truths are in metres, without noise, and NaN where nothing was measured.
+    Both ground truths are in metres, without noise, and NaN where nothing was measured.
     """
 
     camera: Camera
@@ -70,7 +70,7 @@ def creature_sequence(
 def _swaying_poses(
     motion: PlacedMotion, shapes: list[FloatArray], camera: Camera, times: FloatArray, rng: Generator
 ) -> FloatArray:
-    """Camera poses (F, 4, 4) on an arc from which the whole motion is seen, beginning before the creature's face."""
+    """Camera poses (F, 4, 4) on an arc that sees the whole motion, starting in front of the creature."""
     low, high = np.min([shape.min(axis=0) for shape in shapes], axis=0), np.max([s.max(axis=0) for s in shapes], axis=0)
     centre, radius = (low + high) / 2, float(np.linalg.norm(high - low)) / 2
     distance = 0.8 * radius * camera.fy / (camera.height / 2)
@@ -95,7 +95,7 @@ def _film(
     rng: Generator,
     room: "tuple[FloatArray, IntArray] | None" = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """Depths (F, H, W), and the truths at_first and first_now (F, H, W, 3) of CreatureSequence."""
+    """Depths (F, H, W), and the ground truths at_first and first_now (F, H, W, 3) of CreatureSequence."""
     sensor = replace(random_close_sensor(rng), camera=camera)
     to_camera = invert(poses)
     size = (len(shapes), camera.height, camera.width)

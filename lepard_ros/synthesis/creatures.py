@@ -1,8 +1,8 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Bodies made from nothing but random numbers: a skeleton with joint limits, flesh around it, and poses.
+"""Procedural bodies: a random skeleton with joint limits, flesh around it, and poses.
 
 Flesh is a smooth union of round cones, meshed once at rest; every bone owns the flesh that it carries, which also gives
-the skin weights. At rest a body has x to its left, y up, z forward, and all bones are turned like the world.
+the skin weights. At rest a body has x to its left, y up, z forward, and all bones are aligned with the world.
 """
 
 from dataclasses import dataclass, field, replace
@@ -74,7 +74,7 @@ class BodyPlan:
 
 
 def random_pose(plan: BodyPlan, rng: Generator, effort: float) -> Pose:
-    """A pose within the joint limits: the natural one at effort 0, anything allowed at effort 1."""
+    """A pose within the joint limits: the natural one at effort 0, any allowed one at effort 1."""
     limits = np.array([bone.limits for bone in plan.bones])
     natural = np.array([bone.natural for bone in plan.bones])
     anywhere = rng.uniform(limits[:, :, 0], limits[:, :, 1])
@@ -112,7 +112,7 @@ def mesh_flesh(plan: BodyPlan) -> tuple[FloatArray, NDArray[np.int64]]:
 
 
 def _add_flesh(values: FloatArray, sides: list[FloatArray], part: Part, blend: float, margin: float) -> None:
-    """Smoothly unite a part with the field (X, Y, Z), in place; only the part's surroundings are visited."""
+    """Blend a part into the field (X, Y, Z) in place; only cells near the part are visited."""
     reach = max(part.first, part.last) + margin
     low, high = np.minimum(part.start, part.end) - reach, np.maximum(part.start, part.end) + reach
     box = tuple(slice(*np.searchsorted(side, (low[axis], high[axis]))) for axis, side in enumerate(sides))
@@ -135,9 +135,9 @@ def part_distance(part: Part, points: FloatArray) -> FloatArray:
 
 
 def skin_weights(plan: BodyPlan, vertices: FloatArray) -> FloatArray:
-    """How much each bone carries each vertex (V, B): the nearest flesh wins, with a soft border to its kin.
+    """Weight of each bone for each vertex (V, B): the nearest flesh wins, with a soft border to adjacent bones.
 
-    Bones that are not its parent or children get nothing, however near: fingers side by side at rest must come apart.
+    Bones that are neither parent nor child get no weight, however near: fingers that touch at rest must separate.
     """
     distance = np.full((len(vertices), len(plan.bones)), np.inf)
     width = np.full(len(plan.bones), plan.blend)
@@ -151,7 +151,7 @@ def skin_weights(plan: BodyPlan, vertices: FloatArray) -> FloatArray:
 
 
 def _kinship(plan: BodyPlan) -> FloatArray:
-    """Which bones are one, or parent and child: (B, B) of 0 and 1."""
+    """Which bones are identical, or parent and child: (B, B) of 0 and 1."""
     kin = np.eye(len(plan.bones))
     for child, bone in enumerate(plan.bones):
         if bone.parent >= 0:
@@ -160,7 +160,7 @@ def _kinship(plan: BodyPlan) -> FloatArray:
 
 
 def smooth_noise(points: FloatArray, rng: Generator, wavelength: float, waves: int = 12) -> FloatArray:
-    """A smooth random function of place, about between -1 and 1: (N, 1)."""
+    """A smooth random function of position, roughly between -1 and 1: (N, 1)."""
     directions = rng.normal(size=(3, waves)) * (2 * np.pi / wavelength / np.sqrt(3))
     return np.sin(points @ directions + rng.uniform(0, 2 * np.pi, waves)).sum(axis=1, keepdims=True) / np.sqrt(waves)
 

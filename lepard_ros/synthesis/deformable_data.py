@@ -22,9 +22,9 @@ ATTEMPTS = 5
 
 
 def synthesise_pairs(out: Path, models: Sequence[AnimatedModel], seeds: range, processes: Workers) -> tuple[int, int]:
-    """Write the pairs of `seeds` that are not there yet: how many were written, and how many were there before.
+    """Write the missing pairs of `seeds`; returns how many were written and how many existed.
 
-    The same seed and models always give the same pair. A few seeds give none, since no try overlaps as it should.
+    The same seed and models always give the same pair. A few seeds give none, if no attempt has the overlap.
     """
     pending = [seed for seed in seeds if not pair_path(out, seed, models).exists()]
     write = partial(write_pair, out, models=models)
@@ -67,7 +67,7 @@ def load_models(folder: Path | None) -> Sequence[AnimatedModel]:
 
 
 def choose_thing(seed: int, models: Sequence[AnimatedModel]) -> tuple[str, AnimatedModel | None]:
-    """What a seed shows: a kind of KINDS, and the model if that is "model". Held-out models only for validation."""
+    """The object of a seed: a kind of KINDS, and the model if that is "model". Held-out models: validation only."""
     rng = np.random.default_rng([seed, 1])
     usable = [model for model in models if (model.name in HELD_OUT_MODELS) == (seed < VALIDATION_SEEDS) and model.clips]
     chances = {kind: chance for kind, chance in KINDS.items() if kind != "model" or usable}
@@ -77,7 +77,7 @@ def choose_thing(seed: int, models: Sequence[AnimatedModel]) -> tuple[str, Anima
 
 
 def synthesise_pair(seed: int, models: Sequence[AnimatedModel] = ()) -> DeformablePair | None:
-    """The pair of a seed, or None in the rare case that no try gave one."""
+    """The pair of a seed, or None if no attempt gave one (rare)."""
     kind, model = choose_thing(seed, models)
     for attempt in range(ATTEMPTS):
         rng = np.random.default_rng([seed, 2, attempt])
@@ -88,7 +88,7 @@ def synthesise_pair(seed: int, models: Sequence[AnimatedModel] = ()) -> Deformab
 
 
 def pair_path(out: Path, seed: int, models: Sequence[AnimatedModel] = ()) -> Path:
-    """Where the pair of a seed goes."""
+    """File of a seed's pair."""
     kind, model = choose_thing(seed, models)
     split = "val" if seed < VALIDATION_SEEDS else "train"
     return out / split / (model.name if model else kind) / f"pair_{seed:06d}.npz"

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Deformable pairs: a motion at two moments, each seen by a depth camera from its own place."""
+"""Deformable pairs: a motion at two moments, each seen by a depth camera from its own viewpoint."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -56,7 +56,7 @@ class Moments:
 
 @lru_cache(maxsize=1)
 def _open3d() -> ModuleType:
-    """Open3D, imported once: looking for its system libraries takes longer than casting the rays of an image."""
+    """Open3D, imported once: finding its system libraries takes longer than casting the rays of an image."""
     return import_open3d()
 
 
@@ -82,17 +82,17 @@ class RayScene:
         return Sight(hits["t_hit"].numpy(), triangle, hits["primitive_uvs"].numpy(), cosine)
 
     def sees(self, eye: FloatArray, points: FloatArray) -> NDArray[np.bool_]:
-        """Which points (N, 3) on the mesh an eye (3,) sees, nothing standing before them: (N,)."""
+        """Which points (N, 3) of the mesh are visible from an eye (3,): (N,)."""
         rays = np.concatenate([np.broadcast_to(eye, points.shape), points - eye], axis=1).astype(np.float32)
         distance = self._scene.cast_rays(self._o3d.core.Tensor(rays), nthreads=1)["t_hit"].numpy()
         return distance > 1 - OVERLAP_RADIUS / np.linalg.norm(points - eye, axis=1)
 
 
 def make_pair(motion: Motion, rng: Generator, overlap: float, clean: bool = False) -> DeformablePair | None:
-    """Two moments of a motion seen from two places such that about `overlap` of the source is seen twice.
+    """Two moments of a motion from two viewpoints that share about `overlap` of the source.
 
-    clean: as in 4DMatch, without clutter and without the faults of a sensor; else both appear in a part of the pairs.
-    Returns None where no pair of views comes near: the overlap must end between 0.12 and 0.98.
+    clean: as in 4DMatch, without clutter and sensor noise; otherwise some pairs have both.
+    Returns None if no pair of views comes close; the final overlap must lie between 0.12 and 0.98.
     """
     for _ in range(ATTEMPTS):
         moments = gather_scene(motion, rng, 0.0 if clean else CLUTTER_CHANCE)
@@ -106,7 +106,7 @@ def make_pair(motion: Motion, rng: Generator, overlap: float, clean: bool = Fals
 
 
 def gather_scene(motion: Motion, rng: Generator, clutter_chance: float) -> Moments:
-    """The motion's first and last moment, perhaps with clutter around."""
+    """The first and last moment of the motion, sometimes with clutter."""
     before, after, triangles = motion.at(0.0), motion.at(1.0), np.asarray(motion.triangles)
     body = len(triangles)
     if rng.random() < clutter_chance:
@@ -117,7 +117,7 @@ def gather_scene(motion: Motion, rng: Generator, clutter_chance: float) -> Momen
 
 
 def clutter(rng: Generator, low: FloatArray, high: FloatArray) -> tuple[FloatArray, IntArray]:
-    """A piece of floor (as often as not) and a few boxes around a thing between the corners `low` and `high`."""
+    """A piece of floor (half of the time) and a few boxes around an object between the corners `low` and `high`."""
     centre, reach = (low + high) / 2, float(np.linalg.norm(high - low) / 2)
     boxes = []
     if rng.random() < 0.5:
@@ -144,7 +144,7 @@ def _box(centre: FloatArray, half: FloatArray, turn: float) -> tuple[FloatArray,
 
 
 def random_close_sensor(rng: Generator) -> DepthSensor:
-    """A depth camera for things of a metre or two: several times finer than one for rooms."""
+    """A depth camera for objects of one or two metres: several times finer than one for rooms."""
     focal = rng.uniform(400, 580)
     return DepthSensor(
         Camera(480, 430, focal, focal, 239.5, 214.5),
@@ -173,7 +173,7 @@ def look_at(eye: FloatArray, centre: FloatArray, roll: float) -> FloatArray:
 
 
 def random_view(box: FloatArray, camera: Camera, rng: Generator, azimuth: float, elevation: float) -> FloatArray:
-    """A camera's pose (4, 4) from which a thing between the corners of `box` (2, 3) about fills the image."""
+    """A camera pose (4, 4) from which an object between the corners of `box` (2, 3) roughly fills the image."""
     centre = (box[0] + box[1]) / 2
     radius = float(np.linalg.norm(box[1] - box[0])) / 2
     fitting = radius * camera.fy / (camera.height / 2)
@@ -186,7 +186,7 @@ def random_view(box: FloatArray, camera: Camera, rng: Generator, azimuth: float,
 def _choose_views(
     moments: Moments, scenes: tuple[RayScene, RayScene], camera: Camera, rng: Generator, overlap: float
 ) -> tuple[FloatArray, FloatArray]:
-    """Camera poses for the two moments whose views overlap about as wanted."""
+    """Camera poses for the two moments whose views have about the wanted overlap."""
     used = np.unique(moments.triangles[: moments.body])
     before, after = moments.before[used], moments.after[used]
     azimuth, elevation = rng.uniform(0, 2 * np.pi), np.radians(rng.uniform(-15, 50))
@@ -213,7 +213,7 @@ def _observe_pair(
     noisy: bool,
     rng: Generator,
 ) -> DeformablePair | None:
-    """Both clouds with their truth, or None when a camera saw too little of the body."""
+    """Both clouds with ground truth, or None if a camera saw too little of the body."""
     sights = [scene.look(sensor.camera, pose) for scene, pose in zip(scenes, poses, strict=True)]
     depths = [measure(sight, sensor, noisy, rng) for sight in sights]
     on_body = [np.sum((d > 0) & (s.triangle < moments.body)) for d, s in zip(depths, sights, strict=True)]
@@ -230,7 +230,7 @@ def _observe_pair(
 def measure(sight: Sight, sensor: DepthSensor, noisy: bool, rng: Generator) -> FloatArray:
     """The depth image (H, W) of a sight, metres, 0 where nothing was measured; without noise rounded to millimetres.
 
-    Pixels that took their depth from another surface are left out: their truth would be that of the wrong one.
+    Pixels that took their depth from another surface are dropped: their ground truth would be wrong.
     """
     if not noisy:
         return np.where(np.isfinite(sight.depth), np.round(sight.depth, 3), 0.0)
@@ -250,7 +250,7 @@ def at_hits(vertices: FloatArray, triangles: IntArray, sight: Sight, seen: NDArr
 def thin_out(points: FloatArray, flow: FloatArray | None = None) -> tuple[FloatArray, FloatArray]:
     """The barycentre of every cell of GRID, (M, 3), and the flow of the point nearest to it, (M, 3).
 
-    The flow is not averaged, so that where two limbs touch each cell follows one of them.
+    The flow is not averaged: where two limbs touch, each cell follows one of them.
     """
     flow = np.zeros_like(points) if flow is None else flow
     groups = group_by_cell(points, GRID)

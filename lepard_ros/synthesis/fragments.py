@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""From a room to clouds: where a person would hold the camera, single frames and fused fragments on a grid."""
+"""From a room to clouds: hand-held camera poses, single frames and fused fragments on a grid."""
 
 from dataclasses import dataclass, replace
 
@@ -26,7 +26,7 @@ VOLUME_LOW, VOLUME_HIGH = np.array([-1.5, -1.5, 0.5]), np.array([1.5, 1.5, 3.5])
 
 @dataclass(frozen=True)
 class Shot:
-    """A cloud to be taken. poses: (F, 4, 4) camera to room, one for a single frame, several for a fused fragment."""
+    """A planned cloud. poses: (F, 4, 4) camera to room, one for a single frame, several for a fused fragment."""
 
     poses: FloatArray
 
@@ -74,7 +74,7 @@ def hand_held_path(rng: Generator, start: FloatArray, frames: int, travel: float
 
 
 def random_shots(rng: Generator, room: Room, scene: Scene, count: int) -> list[Shot]:
-    """Candidates: new places, and small moves away from earlier candidates so that some pairs overlap much."""
+    """Candidates: new viewpoints, and small moves from earlier ones so that some pairs have high overlap."""
     shots: list[Shot] = []
     positions = rng.uniform(room.low, room.high, (count * 6, 3))
     positions = positions[scene.clearance(positions) > 0.35][:count]
@@ -92,7 +92,7 @@ def random_shots(rng: Generator, room: Room, scene: Scene, count: int) -> list[S
 
 
 def companion(rng: Generator, shot: Shot) -> Shot:
-    """A shot of the same kind from nearly the same place, for a pair that overlaps much."""
+    """A shot of the same kind from nearly the same viewpoint, for a pair with high overlap."""
     start = _moved(rng, shot.poses[0], rng.uniform(0.05, 0.35))
     poses = hand_held_path(rng, start, len(shot.poses), 0.3, 0.2)
     poses[1:, :3, 3] += (shot.poses[1:, :3, 3] - shot.poses[0, :3, 3]) * 0.9
@@ -100,7 +100,7 @@ def companion(rng: Generator, shot: Shot) -> Shot:
 
 
 def _moved(rng: Generator, pose: FloatArray, reach: float) -> FloatArray:
-    """A camera about `reach` metres from another one, turned the more the farther, and raised or lowered."""
+    """A camera about `reach` metres from another one, rotated in proportion, and raised or lowered."""
     moved = pose.copy()
     moved[:3, 3] += reach * rng.normal(size=3) * [0.7, 0.7, 0.3]
     turn = Rotation.from_euler("zyx", rng.normal(size=3) * [0.6 * reach, 0.15, 0.1]).as_matrix()
@@ -147,16 +147,16 @@ def field_of_view(sensor: DepthSensor) -> float:
 
 
 def spread(normals: FloatArray) -> float:
-    """How well surfaces with these unit normals (N, 3) hold a rigid motion: 0 if they let it slide, 1/3 at best."""
+    """How well surfaces with these unit normals (N, 3) constrain a rigid motion: 0 if it can slide, 1/3 at best."""
     return float(np.linalg.eigvalsh(normals.T @ normals / max(len(normals), 1))[0])
 
 
 def take(
     rng: Generator, room: Room, scene: Scene, sensor: DepthSensor, shot: Shot, in_volume: bool = False
 ) -> Fragment:
-    """Render a shot with the sensor's faults and put it on the grid in the frame of its first camera.
+    """Render a shot with sensor noise and put it on the grid in the frame of its first camera.
 
-    in_volume: cut a fused fragment to the cube that scanning software fuses into.
+    in_volume: crop a fused fragment to the cube of a TSDF volume.
     """
     width = SINGLE_WIDTH if shot.kind == SINGLE else FUSED_WIDTH
     sensor = replace(sensor, camera=pinhole(width, field_of_view(sensor)))
@@ -191,7 +191,7 @@ def on_grid(points: FloatArray, normals: FloatArray) -> tuple[FloatArray, FloatA
 
 
 def tracking_drift(rng: Generator, frames: int) -> FloatArray:
-    """Errors (F, 4, 4) of the poses that frames are fused with: a random walk from none to one or two centimetres."""
+    """Pose errors (F, 4, 4) of fused frames: a random walk from zero to one or two centimetres."""
     steps = rng.normal(size=(frames, 6)) * np.repeat([rng.uniform(0.0005, 0.005), rng.uniform(0.0002, 0.0025)], 3)
     steps[0] = 0
     walk = np.cumsum(steps, axis=0)

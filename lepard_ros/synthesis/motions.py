@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Random motions of random things: the one interface through which pairs and sequences see them."""
+"""Random motions of random objects: the one interface that pairs and sequences use."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ class PosedMotion:
 
 @dataclass(frozen=True)
 class BentMotion:
-    """A boneless thing that goes through key deformations. waves: (3, W), see `deform`."""
+    """An object without a skeleton that goes through key deformations. waves: (3, W), see `deform`."""
 
     vertices: FloatArray
     triangles: IntArray
@@ -106,7 +106,7 @@ class PlacedMotion:
 
 
 def _between_keys(time: float, keys: int) -> tuple[int, float]:
-    """The key before a time from 0 to 1, and how far the way to the next has been gone, slow near the keys."""
+    """The key before a time in [0, 1], and the progress to the next one, eased near the keys."""
     place = float(np.clip(time, 0, 1)) * (keys - 1)
     key = min(int(place), keys - 2)
     amount = place - key
@@ -114,7 +114,7 @@ def _between_keys(time: float, keys: int) -> tuple[int, float]:
 
 
 def random_motion(kind: str, rng: Generator, model: AnimatedModel | None = None, keys: int = 2) -> PlacedMotion:
-    """A motion through `keys` random moments of a new random thing; `kind` as in KINDS, with the model for "model"."""
+    """A motion through `keys` random moments of a new random object; `kind` as in KINDS, with the model for "model"."""
     strength = 1.0 - 0.75 * rng.random() ** 1.5  # large motions are the harder and the more common case
     if kind == "model":
         if model is None:
@@ -184,7 +184,7 @@ def _refined(model: AnimatedModel, smoothing: int) -> SkinnedMesh:
 
 
 def _tears(motion: PosedMotion) -> bool:
-    """Whether a visible share of the mesh's edges is stretched too far between its first and its other key poses."""
+    """Whether a visible share of the edges is stretched too far between the first and the other key poses."""
     triangles = motion.triangles
     first = motion.mesh.posed(motion.poses[0])
     scale = np.ptp(first, axis=0).max()
@@ -200,7 +200,7 @@ def _tears(motion: PosedMotion) -> bool:
 
 
 def place_motion(motion: Motion, rng: Generator, upright: bool) -> PlacedMotion:
-    """Scale a motion to about 1.6 m (0.7 to 2.4), vary its proportions, and give it a place and a path."""
+    """Scale a motion to about 1.6 m (0.7 to 2.4), vary its proportions, and give it a pose and a path."""
     start = motion.at(0.0)
     low, high = start.min(axis=0), start.max(axis=0)
     size = 1.6 * np.clip(np.exp(rng.normal(0, 0.22)), 0.45, 1.5)

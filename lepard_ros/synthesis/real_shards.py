@@ -47,7 +47,7 @@ def write_real_shards(data: Path, out: Path) -> int:
 
 
 def real_shards(folder: Path) -> Iterator[Shard]:
-    """All shards that the data sets below a folder give.
+    """All shards of the data sets below a folder.
 
     A data set is a folder of its own: with `camera.txt`, `depth/*.png` and `poses.txt` a recording
     (`recording_shards`); without poses, or with `*.npz` clouds (`xyz`), lone views (`lone_view_shard`).
@@ -90,9 +90,9 @@ def _seen_points(depth: FloatArray, camera: Camera) -> FloatArray:
 
 
 def recording_shards(recording: Recording, rng: Generator) -> Iterator[Shard]:
-    """Stars of frames: every few frames one is a hub, and those around it that align to it surely make a shard with it.
+    """Star-shaped groups: every few frames one is a hub; neighbouring frames that align to it reliably form its shard.
 
-    Recorded poses are only the start: each frame is aligned to its hub by ICP and left out unless the result is sharp
+    Recorded poses are only the initial guess: ICP aligns each frame to its hub. It is dropped unless the fit is sharp
     and close to the recording, so a bad pose costs pairs and never gives a wrong one.
     """
     frames = [frame for frame in recording.frames() if frame.pose is not None]
@@ -116,13 +116,13 @@ def recording_shards(recording: Recording, rng: Generator) -> Iterator[Shard]:
 
 
 def enlargement(points: FloatArray) -> float:
-    """The factor that brings a small scene (N, 3) to the size of a room's part, so that the grid sees its shapes."""
+    """The factor that scales a small scene (N, 3) to part of a room, so that the grid resolves its shapes."""
     low, high = np.percentile(points, [5, 95], axis=0)
     return float(np.clip(ROOM_EXTENT / (high - low).max(), 1.0, 3.0))
 
 
 def refined_motion(source: Surface, target: Surface, recorded: FloatArray) -> FloatArray | None:
-    """The motion (4, 4) source to target near the recorded one, or None where it is not certain."""
+    """The motion (4, 4) source to target near the recorded one, or None if it is uncertain."""
     settings = IcpSettings(first_reach=6.0, last_reach=1.5)
     thinned = sample(source, 1500)
     motions, settled = align(thinned, target, recorded[None], 16, settings)
@@ -151,7 +151,7 @@ def _surface(points: FloatArray) -> Surface:
 
 
 def lone_view_shard(points: FloatArray, rng: Generator) -> Shard:
-    """Exact pairs from one real cloud (N, 3): virtual cameras see parts of it, each with other pixels and fresh noise.
+    """Exact pairs from one real cloud (N, 3): virtual cameras see parts of it, each with its own pixels and noise.
 
     Each virtual camera keeps a random half of the points that it would see (its frustum, nothing hidden), so that two
     of them share the surface and not the noise.

@@ -48,7 +48,7 @@ def room_sequence(seed: int, frames: int, rate: float, width: int = 320) -> Sequ
 
 
 def steady_sensor(width: int) -> DepthSensor:
-    """A camera like those that robots carry, of ordinary quality."""
+    """A depth camera of average quality, as robots carry it."""
     return DepthSensor(
         pinhole(width, np.radians(62)),
         near=0.3,
@@ -63,7 +63,7 @@ def steady_sensor(width: int) -> DepthSensor:
 
 
 def _room_with_loop(rng: Generator, sensor: DepthSensor, frames: int, seconds: float) -> tuple[Room, Scene, FloatArray]:
-    """The first room drawn in which a loop keeps clear of the furniture and always sees enough of it."""
+    """The first sampled room with a loop that avoids the furniture and always sees enough of it."""
     for _ in range(ROOMS_TRIED):
         room = compose_room(rng, MeshLibrary())
         scene = Scene(room.meshes)
@@ -76,7 +76,7 @@ def _room_with_loop(rng: Generator, sensor: DepthSensor, frames: int, seconds: f
 def _best_loop(
     rng: Generator, room: Room, scene: Scene, sensor: DepthSensor, frames: int, seconds: float
 ) -> FloatArray | None:
-    """Of random loops, the clear one whose barest view shows most detail; none if even that is bare."""
+    """The collision-free random loop whose worst view shows most detail; None if that is too little."""
     loops = [_loop(rng, room, frames, seconds) for _ in range(LOOPS_TRIED)]
     clearance = np.array([scene.clearance(loop[:: max(1, frames // 24), :3, 3]).min() for loop in loops])
     clear = [loop for loop, distance in zip(loops, clearance, strict=True) if distance > MIN_CLEARANCE]

@@ -236,7 +236,7 @@ def _chairs_around(rng: Generator, plan: FloorPlan, size: FloatArray, spot: Floa
 
 
 def _rows(rng: Generator, plan: FloorPlan) -> list[Mesh]:
-    """A repetitive room: equal desks with equal chairs (or shelves) in rows; they tell places apart only by context."""
+    """A repetitive room: rows of identical desks and chairs (or shelves), which only context tells apart."""
     desk = furniture.table(rng, 0.74) if rng.random() < 0.7 else standing(furniture.shelf(rng))
     chair, with_chairs = furniture.chair(rng), rng.random() < 0.8
     step = np.array([desk.size[0] + rng.uniform(0.05, 0.6), desk.size[1] + rng.uniform(0.7, 1.2)])

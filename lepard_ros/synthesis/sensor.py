@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""A depth camera looking at meshes: ray casting, and what such a camera gets wrong."""
+"""A depth camera that looks at meshes: ray casting, and the errors of such a camera."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -80,7 +80,7 @@ def _ray_lengths(camera: Camera) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class DepthSensor:
-    """One individual depth camera with its faults, which stay the same for all frames it takes.
+    """One depth camera with its own systematic errors, the same for all its frames.
 
     near, far: range, metres. step: quantisation at 1 m, metres; it grows with the range squared, as does the noise.
     noise: standard deviation in quantisation steps. jitter: lateral noise, pixels at 640 columns.
@@ -126,7 +126,7 @@ def random_sensor(rng: Generator, width: int = 320) -> DepthSensor:
 
 
 def distortion_field(sensor: DepthSensor) -> NDArray[np.float32]:
-    """The factor (H, W) by which a sensor misjudges depth: a smooth quadratic over the image."""
+    """The factor (H, W) of a sensor's systematic depth error: a smooth quadratic over the image."""
     return 1 + _quadratics(sensor.camera.height, sensor.camera.width) @ sensor.distortion.astype(np.float32)
 
 
@@ -175,7 +175,7 @@ def _shaken(rng: Generator, sensor: DepthSensor, depth: FloatArray) -> FloatArra
 def _lost(
     rng: Generator, sensor: DepthSensor, view: View, depth: FloatArray, hole_rate: FloatArray
 ) -> NDArray[np.bool_]:
-    """Pixels without a measurement: at depth edges, at grazing angles, on dark or shiny things, and here and there."""
+    """Pixels without a measurement: at depth edges, at grazing angles, on dark or shiny surfaces, and at random."""
     chance = rng.random(depth.shape, np.float32)
     at_edge = _depth_edges(depth, sensor.edge * 320 / depth.shape[1]) & (chance < 0.8)
     grazing = view.cosine < sensor.grazing * (0.5 + chance)

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""One room as training reads it: clouds, true poses, pairs sorted by overlap; made from a seed, kept in one file."""
+"""One room for training: clouds, true poses and pairs by overlap, generated from a seed and stored in one file."""
 
 import os
 from dataclasses import dataclass
@@ -99,7 +99,7 @@ def rough_overlap(points: FloatArray, seen: NDArray[np.bool_]) -> FloatArray:
 
 
 def choose_shots(rng: Generator, shots: list[Shot], overlap: FloatArray) -> list[Shot]:
-    """Eight to eleven shots, one after the other, each the one that fills most of the bands of overlap still wanted."""
+    """Eight to eleven shots, chosen greedily: each fills the most overlap bands that are still needed."""
     if not shots:
         return []
     band = np.digitize(overlap, BANDS) - 1  # -1 below, 3 above
@@ -164,12 +164,12 @@ FIELDS = ("points", "offset", "pose", "kind", "pairs", "overlap")
 
 
 def room_path(directory: Path, seed: int) -> Path:
-    """Where the room of a seed is kept."""
+    """File of a seed's room."""
     return Path(directory) / f"room_{seed:06d}.npz"
 
 
 def save_room(path: Path, shard: Shard) -> None:
-    """Write a shard so that a reader never sees half of it."""
+    """Write a shard atomically."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with unfinished.open("wb") as file:
         np.savez(file, **{name: getattr(shard, name) for name in FIELDS})
@@ -188,7 +188,7 @@ def load_room(path: Path | str) -> Shard:
 
 
 def _check(shard: Shard) -> None:
-    """Arrays that do not belong together raise ValueError."""
+    """Raise ValueError if the arrays do not fit together."""
     clouds = len(shard.pose)
     whole = shard.offset.shape == (clouds + 1,) and shard.offset[-1] == len(shard.points)
     if not whole or shard.kind.shape != (clouds,) or shard.overlap.shape != shard.pairs.shape:
@@ -198,7 +198,7 @@ def _check(shard: Shard) -> None:
 
 
 def synthesise_rooms(out: Path, meshes: Path | None, seeds: range, processes: Workers = 1) -> None:
-    """Make the rooms of `seeds` that are not in `out` yet, with the meshes of a folder if there is one."""
+    """Generate the missing rooms of `seeds` in `out`, with the meshes of a folder if given."""
     out.mkdir(parents=True, exist_ok=True)
     missing = [seed for seed in seeds if not room_path(out, seed).exists()]
     make = partial(_write_room, out, load_library(meshes))

@@ -27,6 +27,7 @@ CLOCK_TOPIC = "/clock"
 CLOCK_SECONDS = 0.025  # 40 Hz, as `ros2 bag play --clock`
 DEPTH = 10  # of a publisher, where the recorder could not learn the depth: DDS does not tell it
 ACKNOWLEDGE_SECONDS = 5.0
+LINGER_SECONDS = 2.0
 LISTENER_SECONDS = 120.0  # a node that loads its weights on a slow machine is ready by then
 _KIND = re.compile(r"([a-z][a-z0-9_]*)/msg/([A-Z][A-Za-z0-9]*)")
 
@@ -105,9 +106,19 @@ class BagPlayer(Node):
             late = max(late, -pace.seconds_until(recorded_ns))
             self._outputs[connection.topic].publish(bytes(data))
             count += 1
-        for output in self._outputs.values():  # else the last messages would go with their publisher
-            output.wait_for_all_acked(Duration(seconds=0.0 if stop() else ACKNOWLEDGE_SECONDS))
+        self._linger(stop)
         return Played(count, late)
+
+    def _linger(self, stop: Callable[[], bool]) -> None:
+        """Stay until the last messages have arrived, for what is under way is lost with its publisher.
+
+        Reliable listeners acknowledge them. Best-effort ones, as our node, do not, so they get some time.
+        """
+        for output in self._outputs.values():
+            output.wait_for_all_acked(Duration(seconds=0.0 if stop() else ACKNOWLEDGE_SECONDS))
+        leave = time.monotonic() + LINGER_SECONDS
+        while time.monotonic() < leave and not stop():
+            rclpy.spin_once(self, timeout_sec=0.05)
 
     def _pass_time(self, pace: Pace, recorded_ns: int, rate: float, stop: Callable[[], bool]) -> None:
         """Sleep until a moment of the recording, and tell the time meanwhile."""

@@ -317,10 +317,10 @@ def test_a_large_image_is_thinned_as_the_tracker_would_thin_it() -> None:
     points = np.random.default_rng(0).normal(size=(120, 160, 3)).astype(np.float32)
     points[::3] = np.nan
     encoded = encode_points(points)
-    thin = decode_points(encoded, most=3000)
+    thin = decode_points(encoded, max_points=3000)
     np.testing.assert_array_equal(thin, thinned(points, 3000))
     assert thin.shape == (60, 80, 3), "two thirds of 19,200 points are finite: every second row and column"
-    assert decode_points(encoded, most=100_000).shape == points.shape
+    assert decode_points(encoded, max_points=100_000).shape == points.shape
 
 
 def test_a_small_thing_in_a_wide_image_keeps_its_points() -> None:

@@ -44,8 +44,8 @@ def neighbours_by_cells(queries: Tensor, supports: Tensor, radius: float, limit:
     if not len(supports) or not len(queries):
         return torch.full((len(queries), limit), len(supports), dtype=torch.int64, device=queries.device)
     first, counts, order = _runs_of_cells(queries.double(), supports.double(), radius)
-    most = max(1, int(counts.sum(1).max()))
-    rows = max(1, SLICE // most)
+    max_count = max(1, int(counts.sum(1).max()))
+    rows = max(1, SLICE // max_count)
     parts = zip(queries.split(rows), first.split(rows), counts.split(rows), strict=True)
     found = (_nearest(part, supports, _candidates(a, b, order), radius, limit) for part, a, b in parts)
     return torch.cat(list(found))

@@ -56,16 +56,16 @@ class _Layout(NamedTuple):
     data: memoryview
 
 
-def decode_points(message: Any, most: int | None = None) -> NDArray[np.float32]:
+def decode_points(message: Any, max_points: int | None = None) -> NDArray[np.float32]:
     """The coordinates of a PointCloud2.
 
     message: anything with height, width, fields, is_bigendian, point_step, row_step and data; `is_dense` is not used.
-    most: an organised cloud of more points is thinned as by `thinned`, before anything is copied.
+    max_points: an organised cloud of more points is thinned as by `thinned`, before anything is copied.
     Returns float32 metres: (H, W, 3) for an organised cloud, with NaN in all three where a point is not finite;
     (N, 3) otherwise, without the points that are not finite. Raises InputError for a message that contradicts itself.
     """
     layout = _check_layout(message)
-    points = _gather(layout, most if min(layout.height, layout.width) > 1 else None)
+    points = _gather(layout, max_points if min(layout.height, layout.width) > 1 else None)
     finite = _finite_points(points)
     if layout.height <= 1 or layout.width <= 1:
         points, finite = points.reshape(-1, 3), finite.reshape(-1)
@@ -174,7 +174,7 @@ def _checked_row_step(height: int, width: int, point_step: int, row_step: int, a
     return row_step
 
 
-def _gather(layout: _Layout, most: int | None) -> NDArray[np.float32]:
+def _gather(layout: _Layout, max_points: int | None) -> NDArray[np.float32]:
     """The coordinates as they are, (H, W, 3), thinned if asked for, maybe not finite. The message is only read."""
     if layout.height == 0 or layout.width == 0:
         return np.empty((1, 0, 3), np.float32)
@@ -182,12 +182,12 @@ def _gather(layout: _Layout, most: int | None) -> NDArray[np.float32]:
     if _is_plain_triple(layout):
         shape = (layout.height, layout.width, 3)
         triple = np.ndarray(shape, layout.types[0], layout.data, layout.offsets[0], (*steps, 4))
-        return (triple if most is None else thinned(triple, most)).astype(np.float32, order="C")
+        return (triple if max_points is None else thinned(triple, max_points)).astype(np.float32, order="C")
     points = np.empty((layout.height, layout.width, 3), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):  # a float64 beyond float32 becomes infinite, thus not finite
         for axis, (offset, kind) in enumerate(zip(layout.offsets, layout.types, strict=True)):
             points[..., axis] = np.ndarray(points.shape[:2], kind, layout.data, offset, steps)
-    return points if most is None else np.ascontiguousarray(thinned(points, most))
+    return points if max_points is None else np.ascontiguousarray(thinned(points, max_points))
 
 
 def _finite_points(points: NDArray[np.float32]) -> NDArray[np.bool_]:

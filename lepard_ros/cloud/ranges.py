@@ -25,8 +25,8 @@ def crop_range(points: NDArray[np.float32], nearest: float, farthest: float) -> 
     return cropped
 
 
-def thinned(points: NDArray[np.float32], most: int) -> NDArray[np.float32]:
-    """Every n-th row and column of an organised cloud (H, W, 3), or every n-th point (N, 3): about `most` remain.
+def thinned(points: NDArray[np.float32], max_points: int) -> NDArray[np.float32]:
+    """Every n-th row and column of an organised cloud (H, W, 3), or every n-th point (N, 3): about `max_points` remain.
 
     A view, no copy. What is not finite does not count: a small thing in a wide image keeps all its points.
     """
@@ -34,5 +34,5 @@ def thinned(points: NDArray[np.float32], most: int) -> NDArray[np.float32]:
     probes = points[(slice(None, None, PROBE),) * axes]
     with np.errstate(over="ignore", invalid="ignore"):
         share = float(np.isfinite(probes.sum(axis=-1)).mean()) if probes.size else 0.0
-    step = max(1, round((share * points.size / 3 / most) ** (1 / axes)))
+    step = max(1, round((share * points.size / 3 / max_points) ** (1 / axes)))
     return points[(slice(None, None, step),) * axes]

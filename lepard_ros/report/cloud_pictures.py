@@ -219,10 +219,10 @@ def _draw_lines(axes: "Axes", starts: FloatArray, ends: FloatArray, inliers: NDA
     """Lines of the matches, wrong ones below right ones; of each kind a random part, so that neither hides all."""
     from matplotlib.collections import LineCollection
 
-    for right, colour, alpha, most in ((False, OUTLIER, 0.4, MAX_WRONG), (True, INLIER, 0.9, MAX_RIGHT)):
+    for right, colour, alpha, max_lines in ((False, OUTLIER, 0.4, MAX_WRONG), (True, INLIER, 0.9, MAX_RIGHT)):
         own = np.flatnonzero(inliers == right)
-        if len(own) > most:
-            own = np.random.default_rng(0).choice(own, most, replace=False)
+        if len(own) > max_lines:
+            own = np.random.default_rng(0).choice(own, max_lines, replace=False)
         segments = np.stack([starts[own, :2], ends[own, :2]], axis=1)
         axes.add_collection(LineCollection(list(segments), colors=colour, linewidths=0.7, alpha=alpha))
 

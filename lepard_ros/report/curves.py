@@ -44,16 +44,16 @@ def recall_figure(grouped: Mapping[str, Sequence[dict[str, Any]]], bands: Sequen
 def error_figure(grouped: Mapping[str, Sequence[dict[str, Any]]]) -> "Figure":
     """How many of all pairs are within a rotation and a translation error: refused pairs never are."""
     figure = new_figure(9, 3.6)
-    for place, (key, label, most, factor) in enumerate(
+    for place, (key, label, upper, factor) in enumerate(
         (("rre", "rotation error, degrees", 20.0, 1.0), ("rte", "translation error, cm", 60.0, 100.0))
     ):
         axes = figure.add_subplot(1, 2, place + 1)
         for number, (name, records) in enumerate(grouped.items()):
             values = [factor * r[key] if r.get(key) is not None else np.inf for r in records]
-            limits = np.linspace(0, most, 200)
+            limits = np.linspace(0, upper, 200)
             share = [100 * np.mean(np.asarray(values) <= limit) for limit in limits]
             axes.plot(limits, share, color=LINE_COLOURS[number % len(LINE_COLOURS)], label=name)
-        axes.set(xlabel=label, ylabel="pairs within, %", ylim=(-3, 103), xlim=(0, most))
+        axes.set(xlabel=label, ylabel="pairs within, %", ylim=(-3, 103), xlim=(0, upper))
         _decorate(axes)
     return figure
 

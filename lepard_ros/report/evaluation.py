@@ -89,9 +89,11 @@ def _add_pairs(page: Page, task: Task, pairs: Sequence[RigidPair], grouped: dict
     failed = [both for both in together if (both[1]["accepted"] if both[0].truth is None else not is_success(both[1]))]
     solved = [both for both in together if both[0].truth is not None and is_success(both[1])]
     source, method = task.open(), make_method(name)
-    for title, chosen, most in (("Failures", failed, SHOWN_FAILURES), ("Successes", solved, SHOWN_SUCCESSES)):
-        page.heading(f"{title} of {name}: {min(most, len(chosen))} of {len(chosen)}")
-        spread = [chosen[i] for i in np.unique(np.linspace(0, len(chosen) - 1, most).astype(int))] if chosen else []
+    for title, chosen, max_shown in (("Failures", failed, SHOWN_FAILURES), ("Successes", solved, SHOWN_SUCCESSES)):
+        page.heading(f"{title} of {name}: {min(max_shown, len(chosen))} of {len(chosen)}")
+        spread = (
+            [chosen[i] for i in np.unique(np.linspace(0, len(chosen) - 1, max_shown).astype(int))] if chosen else []
+        )
         figures = [_pair_figure(source, pair, record, method) for pair, record in spread]
         page.gallery(figures)
         if spread and isinstance(method, LepardMethod) and title == "Successes":

@@ -35,15 +35,15 @@ class Frame(NamedTuple):
     frame_id: str
 
 
-def frame_from_cloud(message: PointCloud2, most: int | None = None) -> Frame:
-    """The cloud of a PointCloud2. most: an organised one of more points is thinned."""
-    return Frame(decode_points(message, most), stamp_to_ns(message.header.stamp), message.header.frame_id)
+def frame_from_cloud(message: PointCloud2, max_points: int | None = None) -> Frame:
+    """The cloud of a PointCloud2. max_points: an organised one of more points is thinned."""
+    return Frame(decode_points(message, max_points), stamp_to_ns(message.header.stamp), message.header.frame_id)
 
 
-def frame_from_depth(message: Image, info: CameraInfo, rectified: bool = True, most: int | None = None) -> Frame:
+def frame_from_depth(message: Image, info: CameraInfo, rectified: bool = True, max_points: int | None = None) -> Frame:
     """The organised cloud of a depth image and its camera. rectified: the image is free of the lens's distortion.
 
-    most: a cloud of more points is thinned.
+    max_points: a cloud of more points is thinned.
     """
     depth, camera = decode_depth(message), camera_from_info(info, rectified)
     if depth.shape != (camera.height, camera.width):
@@ -52,7 +52,7 @@ def frame_from_depth(message: Image, info: CameraInfo, rectified: bool = True, m
             f"{camera.width} x {camera.height}; publish the camera info of the depth stream."
         )
     points = depth_to_points(depth, camera)
-    points = points if most is None else thinned(points, most)
+    points = points if max_points is None else thinned(points, max_points)
     return Frame(points, stamp_to_ns(message.header.stamp), message.header.frame_id)
 
 

@@ -109,8 +109,8 @@ def _input_values(health: Health) -> dict[str, str]:
 def _tracking_values(health: Health) -> dict[str, str]:
     values = {"state": health.state, "memory [MB]": f"{resident_megabytes():.0f}"}
     if health.latencies:
-        half, most = np.percentile(np.array(health.latencies), [50, 95])
-        values |= {"latency median [ms]": f"{half * 1e3:.0f}", "latency 95 % [ms]": f"{most * 1e3:.0f}"}
+        median, high = np.percentile(np.array(health.latencies), [50, 95])
+        values |= {"latency median [ms]": f"{median * 1e3:.0f}", "latency 95 % [ms]": f"{high * 1e3:.0f}"}
     return values | {f"{stage} [ms]": f"{seconds * 1e3:.1f}" for stage, seconds in health.stages.items()}
 
 

@@ -287,13 +287,13 @@ class LepardNode(LifecycleNode):
 
     def _decode(self, message: Any, arrival: Arrival) -> Frame:
         # The rigid tracker would thin it anyway; thinned here, what it does not use is never copied.
-        most = LIVE_POINTS if self.settings.mode == "rigid" else None
+        max_points = LIVE_POINTS if self.settings.mode == "rigid" else None
         if self.settings.input == "cloud":
-            return conversion.frame_from_cloud(message, most)
+            return conversion.frame_from_cloud(message, max_points)
         if not arrival.infos:
             raise InputError("A depth image came but no camera info yet; remap camera_info to the depth camera's.")
         same = [info for info in arrival.infos if info.header.stamp == message.header.stamp]
-        return conversion.frame_from_depth(message, (same or arrival.infos)[-1], self._rectified(), most)
+        return conversion.frame_from_depth(message, (same or arrival.infos)[-1], self._rectified(), max_points)
 
     def _rectified(self) -> bool:
         """Whether depth images are free of the lens's distortion; if not told, their topic's name says it."""

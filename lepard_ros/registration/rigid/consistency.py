@@ -187,8 +187,8 @@ def inlier_scores(residuals: Tensor, weights: Tensor, radius: float) -> Tensor:
     return inlier_pull(residuals, radius) @ weights
 
 
-def distinct_motions(transforms: Tensor, scores: Tensor, source: Tensor, most: int) -> Tensor:
-    """Indices of at most `most` motions that differ from each other, best first."""
+def distinct_motions(transforms: Tensor, scores: Tensor, source: Tensor, max_count: int) -> Tensor:
+    """Indices of at most `max_count` motions that differ from each other, best first."""
     centre = source.double().mean(0)
     places = transforms[:, :3, :3] @ centre + transforms[:, :3, 3]
     cosine = math.cos(math.radians(SEPARATION_DEGREES))
@@ -199,6 +199,6 @@ def distinct_motions(transforms: Tensor, scores: Tensor, source: Tensor, most: i
     for index in torch.argsort(scores, descending=True, stable=True).tolist():
         if not any(alike_rows[index][other] for other in chosen):
             chosen.append(index)
-        if len(chosen) == most:
+        if len(chosen) == max_count:
             break
     return torch.tensor(chosen, device=transforms.device)

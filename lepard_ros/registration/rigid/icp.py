@@ -48,12 +48,12 @@ class Contact(NamedTuple):
 
 
 @lru_cache(maxsize=32)
-def sample(surface: Surface, most: int) -> Surface:
-    """At most `most` points of a surface, evenly and always the same ones."""
+def sample(surface: Surface, max_points: int) -> Surface:
+    """At most `max_points` points of a surface, evenly and always the same ones."""
     count = len(surface.points)
-    if count <= most:
+    if count <= max_points:
         return surface
-    kept = np.sort(np.random.default_rng(0).permutation(count)[:most])
+    kept = np.sort(np.random.default_rng(0).permutation(count)[:max_points])
     return Surface(surface.points[kept], surface.normals[kept], surface.spacing, surface.viewpoint)
 
 

@@ -1,6 +1,7 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """More than one machine: a real Dask scheduler with two real workers, one of which is killed midway."""
 
+import json
 import os
 import signal
 import socket
@@ -9,12 +10,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from box_room import CAMERA, render, sweep
 from lepard_ros import cli
 from lepard_ros.data import workers as workers_module
+from lepard_ros.data.bag_writer import BagWriter
 from lepard_ros.data.workers import map_in_processes
 from lepard_ros.evaluation.pairs import Task, run_pairs
 from lepard_ros.evaluation.runner import read_log
@@ -79,6 +83,49 @@ def test_a_killed_worker_loses_nothing_and_nothing_counts_twice(
     assert sorted(found) == sorted(wanted)
     alone = run_pairs(Task(data, "3DMatch", METHODS), progress=False)[1]
     assert [r["accepted"] for r in run_pairs(task, log, False)[1]] == [r["accepted"] for r in alone]
+
+
+def write_bags(folder: Path) -> list[Path]:
+    """Three bags of a few clouds, each with its own way through a room."""
+    paths = [folder / f"walk_{number}" for number in range(3)]
+    for number, path in enumerate(paths):
+        with closing(BagWriter(path, CAMERA)) as writer:
+            for i, pose in enumerate(sweep(7, -15 + 4 * number, 25)[:4]):
+                writer.write(10**9 + i * 10**8, render(pose, i), pose)
+    return paths
+
+
+@pytest.mark.slow
+def test_bags_on_a_cluster_are_tracked_once_each_though_a_worker_dies(
+    cluster: tuple[str, list[subprocess.Popen]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("rosbags")
+    address, workers = cluster
+    bags, table = write_bags(tmp_path), tmp_path / "table.json"
+    given = ["evaluate", "bag", *map(str, bags), "--weights", "fpfh", "--no-pictures", "--json", str(table)]
+    arguments = [*given, "--output", str(tmp_path / "out"), "--cluster", address]
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(cli.main(arguments)))
+    thread.start()
+    wait_for_lines(table.with_suffix(".jsonl"), 1)
+    workers[0].send_signal(signal.SIGKILL)
+    assert len(read_log(table.with_suffix(".jsonl"))) < len(bags), "the worker was killed too late to matter"
+    thread.join(timeout=120)
+    assert codes == [0]
+    tracked = sorted(Path(record["bag"]).name for record in read_log(table.with_suffix(".jsonl")))
+    assert tracked == [bag.name for bag in bags]
+    assert bags[0].name in capsys.readouterr().out
+    records = json.loads(table.read_text())["records"]
+    assert [(record["tracked"], record["false"]) for record in records] == [(1.0, 0)] * 3
+    assert all((tmp_path / "out" / bag.name / "trajectory.tum").exists() for bag in bags)
+
+
+def test_several_bags_are_told_apart_by_their_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    same = [str(tmp_path / "a" / "walk"), str(tmp_path / "b" / "walk")]
+    assert cli.main(["evaluate", "bag", *same, "--weights", "fpfh"]) == 2
+    assert "two of the bags are named walk" in capsys.readouterr().err
+    assert cli.main(["evaluate", "bag", same[0], str(tmp_path / "other"), "--save-map", str(tmp_path)]) == 2
+    assert "--save-map is for one bag" in capsys.readouterr().err
 
 
 def test_a_scheduler_that_does_not_answer_is_named(tmp_path: Path, capsys, monkeypatch) -> None:

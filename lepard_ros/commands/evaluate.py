@@ -29,6 +29,7 @@ examples:
   lepard evaluate 4dmatch DATA --methods lepard:deformable n-icp cpd
   lepard evaluate ablation DATA --set 3DMatch --count 50 --variants threshold oracle
   lepard evaluate ablation DATA --set 4dmatch
+  lepard evaluate bag room_bag street_bag --json runs/bags.json --cluster tcp://HOST:8786
   lepard evaluate gate
 
 An interrupted run goes on where it stopped when it is given the same --json file."""
@@ -52,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     gate = kinds.add_parser("gate", help=text, description=text)
     gate.add_argument("--weights", default="rigid", help="shipped weights by name, or a file (default rigid)")
     if importlib.util.find_spec(BAG_MODULE) is not None:
-        text = "track a bag and compare with its true trajectory (as `lepard replay`)"
-        importlib.import_module(BAG_MODULE).add_arguments(kinds.add_parser("bag", help=text, description=text))
+        text = "track bags and compare with their true trajectories (as `lepard replay`)"
+        _add_bags(kinds.add_parser("bag", help=text, description=text))
 
 
 def _add_rigid(parser: argparse.ArgumentParser, set_name: str | None) -> None:
@@ -99,6 +100,13 @@ def _add_common(parser: argparse.ArgumentParser, methods: list[str] | None, name
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
+def _add_bags(parser: argparse.ArgumentParser) -> None:
+    importlib.import_module(BAG_MODULE).add_arguments(parser, several=True)
+    parser.add_argument("--jobs", type=_positive, default=1, help="processes, one bag each (default 1)")
+    parser.add_argument("--cluster", metavar="ADDRESS", help="one bag a task on this Dask scheduler: docs/cluster.md")
+    parser.add_argument("--json", type=Path, metavar="F", help="write the table here; F.jsonl lets a run resume")
+
+
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -108,9 +116,7 @@ def _positive(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Run one kind of evaluation."""
-    if args.kind == "bag":
-        return int(importlib.import_module(BAG_MODULE).run(args))
-    runners = {"gate": _run_gate, "4dmatch": _run_deformable, "ablation": _run_ablation}
+    runners = {"gate": _run_gate, "bag": _run_bags, "4dmatch": _run_deformable, "ablation": _run_ablation}
     return runners.get(args.kind, _run_rigid)(args)
 
 
@@ -183,6 +189,23 @@ def _run_ablation(args: argparse.Namespace) -> int:
         from lepard_ros.report.evaluation import ablation_report
 
         print(f"report: {ablation_report(args.report, heading, rows, others, results)}")
+    return 0
+
+
+def _run_bags(args: argparse.Namespace) -> int:
+    """`lepard evaluate bag`: one bag as `lepard replay` does, or a table of several."""
+    from lepard_ros.commands import replay
+    from lepard_ros.evaluation import bags
+
+    if len(args.bag) == 1 and args.cluster is None and args.json is None:
+        return replay.run(argparse.Namespace(**{**vars(args), "bag": args.bag[0]}))
+    given = [name for name in ("save_map", "mcap", "report") if getattr(args, name)]
+    if given or args.mode != "rigid":
+        raise InputError(f"--{(given or ['mode'])[0].replace('_', '-')} is for one bag; track it with `lepard replay`.")
+    tasks = bags.tasks_of(args)
+    records = bags.run_bags(replay.track_bag, tasks, args.jobs, log_path(args.json), args.cluster)
+    print(format_table(bags.bag_rows(records)))
+    write_json(args.json, {"version": __version__, "records": records})
     return 0
 
 

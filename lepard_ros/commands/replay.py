@@ -12,7 +12,7 @@ from lepard_ros.data.bag_reader import Bag, BagFrame, open_bag
 from lepard_ros.data.extended_bag import ExtendedBag
 from lepard_ros.errors import InputError
 from lepard_ros.evaluation.deformable_replay import replay_deformable
-from lepard_ros.evaluation.replay import load_matcher, replay_bag, summary, tracked_frames
+from lepard_ros.evaluation.replay import figures, load_matcher, replay_bag, summary, tracked_frames
 from lepard_ros.report.replay import prepare_output, replay_report, write_results
 from lepard_ros.tracking.deformable import DeformableSettings, DeformableTracker
 from lepard_ros.tracking.rigid import RigidTracker
@@ -31,9 +31,10 @@ TRUTH_HELP = "true poses: a topic, TF, or a file in TUM format (default: /ground
 RIGID_ONLY = ("truth", "map", "save_map", "localise", "report")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `lepard replay`."""
-    parser.add_argument("bag", type=Path, help="rosbag2 directory, .mcap, .db3 or ROS 1 .bag")
+def add_arguments(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    """Add the arguments of `lepard replay`. several: whether more than one bag may be given."""
+    kinds: dict[str, Any] = {"nargs": "+"} if several else {}
+    parser.add_argument("bag", type=Path, help="rosbag2 directory, .mcap, .db3 or ROS 1 .bag", **kinds)
     parser.add_argument("--output", type=Path, default=Path("replay_output"), help="folder (default replay_output)")
     parser.add_argument("--topic", help="of the clouds or depth images (default: the only one there is)")
     parser.add_argument("--truth", metavar="TOPIC|TF|FILE", help=TRUTH_HELP)
@@ -48,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--save-map", type=Path, help="save the map to this directory")
     parser.add_argument("--localise", action="store_true", help="do not add to the map")
     parser.add_argument("--fallback", choices=("none", "fpfh"), default="none", help="when all matches are refused")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.add_argument("--no-pictures", action="store_true", help="write no pictures")
     parser.add_argument("--mcap", type=Path, metavar="OUT", help="write a bag with the input and the node's topics")
     parser.add_argument("--report", type=Path, metavar="DIR", help="write a self-contained page DIR/index.html")
@@ -55,6 +57,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replay a bag and write what came of it."""
+    print(track_bag(args)["summary"])
+    print(f"Written to {args.output}{f' and {args.mcap}' if args.mcap else ''}")
+    return 0
+
+
+def track_bag(args: argparse.Namespace) -> dict[str, Any]:
+    """Track the bag of the arguments and write the files; a summary, and the figures of rigid mode.
+
+    Picklable in and out, so that several bags can be tracked by several processes or machines.
+    """
     if args.every < 1:
         raise InputError(f"--every is {args.every}; it must be 1 or more.")
     if not 0 <= args.min_range < args.max_range:
@@ -64,36 +76,34 @@ def run(args: argparse.Namespace) -> int:
         bag.truth_topic(args.truth)  # before the weights are loaded
         prepare_output(args.output)
         track = _track_rigid if args.mode == "rigid" else _track_deformable
-        print(track(args, bag, topic))
-    print(f"Written to {args.output}{f' and {args.mcap}' if args.mcap else ''}")
-    return 0
+        return track(args, bag, topic)
 
 
-def _track_rigid(args: argparse.Namespace, bag: Bag, topic: str) -> str:
-    """Follow the sensor; a summary."""
+def _track_rigid(args: argparse.Namespace, bag: Bag, topic: str) -> dict[str, Any]:
+    """Follow the sensor."""
     settings = TrackerSettings(mapping=not args.localise, fallback=args.fallback)
     matcher = load_matcher(args.weights or "rigid", args.device, args.grid)
     tracker = RigidTracker.load(args.map, matcher, settings) if args.map else RigidTracker(matcher, settings)
     options = {"truth_topic": args.truth, "every": args.every, "ranges": (args.min_range, args.max_range)}
     with _recording(args, tracker) as listener:
-        replay = replay_bag(bag, tracker, topic, **options, progress=True, listener=listener)
+        replay = replay_bag(bag, tracker, topic, **options, progress=not args.quiet, listener=listener)
     write_results(replay, tracker, args.output, pictures=not args.no_pictures)
     if args.save_map:
         tracker.save(args.save_map)
     page = f"\nreport: {replay_report(args.report, args.bag.name, replay, tracker)}" if args.report else ""
-    return summary(replay, tracker) + page
+    return {"summary": summary(replay, tracker) + page, **figures(replay, tracker)}
 
 
-def _track_deformable(args: argparse.Namespace, bag: Bag, topic: str) -> str:
-    """Follow what bends; a summary."""
+def _track_deformable(args: argparse.Namespace, bag: Bag, topic: str) -> dict[str, Any]:
+    """Follow what bends."""
     given = [name for name in RIGID_ONLY if getattr(args, name)]
     if given or args.weights == "fpfh":
         raise InputError(f"--{(given or ['weights fpfh'])[0].replace('_', '-')} is for rigid mode; leave it out.")
     matcher = load_matcher(args.weights or "deformable", args.device, args.grid)
     tracker = DeformableTracker(matcher, DeformableSettings(max_range=args.max_range))
-    frames = tracked_frames(bag, topic, args.every, (args.min_range, args.max_range), progress=True)
+    frames = tracked_frames(bag, topic, args.every, (args.min_range, args.max_range), progress=not args.quiet)
     with _recording(args, tracker) as listener:
-        return replay_deformable(frames, tracker, args.output, listener)
+        return {"summary": replay_deformable(frames, tracker, args.output, listener)}
 
 
 @contextmanager

@@ -180,6 +180,20 @@ def false_poses(error: TrajectoryError) -> NDArray[np.bool_]:
     return error.errors > FALSE_POSE
 
 
+def figures(replay: Replay, tracker: RigidTracker) -> dict[str, float | None]:
+    """What a table of several bags says of one: errors are None without a truth."""
+    error = error_of(replay)
+    return {
+        "frames": len(replay.tracks),
+        "tracked": replay.tracked_share(),
+        "keyframes": len(tracker.keyframes),
+        "ate": None if error is None else float(error.ate_rmse),
+        "rpe": None if error is None else float(error.rpe_translation),
+        "false": None if error is None else int(false_poses(error).sum()),
+        "cpu_seconds": replay.seconds / max(len(replay.tracks), 1),
+    }
+
+
 def summary(replay: Replay, tracker: RigidTracker) -> str:
     """A few lines that say how it went."""
     tracks = replay.tracks

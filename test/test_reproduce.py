@@ -3,6 +3,7 @@
 
 import json
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -185,3 +186,14 @@ def test_a_folder_without_published_pairs_is_named(tmp_path: Path, capsys) -> No
     (tmp_path / "train_info.pkl").write_bytes(pickle.dumps({"src": []}))
     assert train("paper_rigid", tmp_path, tmp_path / "run") == 2
     assert "it lacks tgt" in capsys.readouterr().err
+
+
+def test_every_row_of_the_documentation_names_a_test_that_exists() -> None:
+    root = Path(__file__).resolve().parent
+    page = (root.parent / "docs" / "reproduce.md").read_text()
+    table = page[page.index("| | published | test |") :].split("\n\n")[0].splitlines()[2:]
+    assert len(table) > 15
+    for row in table:
+        named = re.findall(r"`(test_\w+\.py)`", row.split("|")[-2])
+        assert named, f"no test is named in: {row}"
+        assert all((root / name).exists() for name in named), row

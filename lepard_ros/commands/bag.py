@@ -15,56 +15,29 @@ HELP = "make a rosbag2 from depth images, list what a bag holds, or play it over
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `lepard bag`."""
     actions = parser.add_subparsers(dest="action", required=True)
-    make = actions.add_parser(
-        "make",
-        help="write a rosbag2 from a TUM or 7-Scenes folder, or from a synthetic room",
-    )
-    make.add_argument(
-        "source",
-        help="TUM folder (depth/*.png, groundtruth.txt or poses.txt); 7-Scenes folder; synthetic:SEED",
-    )
-    make.add_argument("--camera", type=Path, metavar="FILE", help=CAMERA_HELP)
-    make.add_argument("output", type=Path, help="the new bag (a directory)")
-    make.add_argument(
-        "--depth",
-        action="store_true",
-        help="write depth images instead of clouds",
-    )
-    make.add_argument("--tf", action="store_true", help="write the truth to /tf (not to be played into the node)")
-    make.add_argument(
-        "--stride",
-        type=int,
-        default=1,
-        help="keep every n-th pixel of a row and a column (default 1)",
-    )
-    make.add_argument("--every", type=int, default=1, help="keep every n-th image (default 1)")
-    make.add_argument(
-        "--gap",
-        type=float,
-        nargs=2,
-        metavar=("START", "SECONDS"),
-        help="leave out the images of this time (a kidnap)",
-    )
-    make.add_argument(
-        "--frames",
-        type=int,
-        help="keep the first n images (synthetic: how many to make, default 60)",
-    )
-    make.add_argument(
-        "--rate",
-        type=float,
-        default=10.0,
-        help="images a second of a synthetic room (default 10)",
-    )
-    make.add_argument(
-        "--storage",
-        choices=("mcap", "sqlite3"),
-        default="mcap",
-        help="file format (default mcap)",
-    )
+    help_make = "write a rosbag2 from a TUM or 7-Scenes folder, or from a synthetic room"
+    _add_make(actions.add_parser("make", help=help_make))
     _add_play(actions.add_parser("play", help="publish the messages of a bag, as `ros2 bag play` does"))
     info = actions.add_parser("info", help="list the topics of a bag")
     info.add_argument("bag", type=Path, help="the bag (a directory, .mcap, .db3 or .bag)")
+
+
+def _add_make(make: argparse.ArgumentParser) -> None:
+    make.add_argument(
+        "source", help="TUM folder (depth/*.png, groundtruth.txt or poses.txt); 7-Scenes folder; synthetic:SEED"
+    )
+    make.add_argument("--camera", type=Path, metavar="FILE", help=CAMERA_HELP)
+    make.add_argument("output", type=Path, help="the new bag (a directory)")
+    make.add_argument("--depth", action="store_true", help="write depth images instead of clouds")
+    make.add_argument("--tf", action="store_true", help="write the truth to /tf (not to be played into the node)")
+    make.add_argument("--stride", type=int, default=1, help="keep every n-th pixel of a row and a column (default 1)")
+    make.add_argument("--every", type=int, default=1, help="keep every n-th image (default 1)")
+    make.add_argument(
+        "--gap", type=float, nargs=2, metavar=("START", "SECONDS"), help="leave out the images of this time (a kidnap)"
+    )
+    make.add_argument("--frames", type=int, help="keep the first n images (synthetic: how many to make, default 60)")
+    make.add_argument("--rate", type=float, default=10.0, help="images a second of a synthetic room (default 10)")
+    make.add_argument("--storage", choices=("mcap", "sqlite3"), default="mcap", help="file format (default mcap)")
 
 
 def _add_play(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,7 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The whole way from matches to a judged motion."""
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from lepard_ros.errors import InputError
 from lepard_ros.geometry.rigid_motion import move, rotation_angle
 from lepard_ros.registration.rigid.estimate import register_matches
 from lepard_ros.registration.rigid.fallback import register_fpfh
-from lepard_ros.registration.types import Matches, Registration, Status, Surface
+from lepard_ros.registration.types import Matches, Registration, StageClock, Status, Surface
 from registration_scene import SPACING, two_views
 
 
@@ -165,3 +166,13 @@ def test_real_fragments() -> None:
     degrees, metres = error(register_fpfh(source, target), motion)
     assert degrees < 3.0
     assert metres < 0.1
+
+
+def test_a_stage_that_is_entered_twice_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the matches of the solver, which may be fitted twice."""
+    ticks = iter([0.0, 1.0, 1.5, 3.5])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
+    clock = StageClock()
+    for stage in ("matches", "surface", "matches"):
+        clock.stop(stage)
+    assert clock.seconds == {"matches": 3.0, "surface": 0.5}

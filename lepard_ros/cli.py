@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _reader_is_gone() -> bool:
-    """Whether nobody reads our output any more; what is left of it then goes to nowhere, without a word."""
+    """Whether the reader of our output has closed the pipe; the rest of the output is then discarded."""
     try:
         output = sys.stdout.fileno()
     except OSError:  # not a file

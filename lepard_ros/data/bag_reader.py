@@ -100,7 +100,7 @@ class Bag:
     def truth(self, frame_id: str, wanted: str | None = None) -> Trajectory | None:
         """The true path of the sensor: from the wanted topic, from TF or from a file in TUM format.
 
-        Without a wish from /ground_truth, else from TF, else None.
+        By default from /ground_truth, else from TF, else None.
         """
         with _damage_named(self.path):
             return self._truth(frame_id, wanted)

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The results of a demonstration: poses and warps against the truth, the node's effort, and the report page."""
+"""The results of a demonstration: poses and warps against ground truth, CPU and memory, and the report page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -34,7 +34,7 @@ class RigidFigures:
 
 
 def measure_rigid(run: RigidRun) -> RigidFigures:
-    """Compare the published poses with the truth."""
+    """Compare the published poses with ground truth."""
     trajectory = run.recorded.trajectory("map", run.frame)
     story = run.story
     published = set(run.recorded.tf.get(("map", run.frame), {}))
@@ -106,7 +106,7 @@ class WarpFigures:
 
 
 def measure_warps(run: WarpRun) -> WarpFigures:
-    """Compare the published warps with the truth."""
+    """Compare the published warps with ground truth."""
     frames = [measure_frame(run, index) for index in range(len(run.film.stamps_ns))]
     seen, hidden = [one for one in frames if not one.covered], [one for one in frames if one.covered]
     after = [one for one in seen if hidden and one.index > hidden[-1].index]
@@ -131,7 +131,7 @@ def warm(frames: list[FrameFigures]) -> FrameFigures:
 
 
 def measure_frame(run: WarpRun, index: int) -> FrameFigures:
-    """What the node said about one cloud, and how far that is from the truth."""
+    """The node's answer for one cloud, and its error."""
     film, stamp = run.film, run.film.stamps_ns[index]
     said = _said(run, index)
     published, warped = run.recorded.warps.get(stamp), run.recorded.warped.get(stamp)

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""What a demonstration plays and what is noted of it: the camera's story, the node's answers. Without ROS."""
+"""What a demonstration plays and records: the camera's path and the node's answers. Without ROS."""
 
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -159,7 +159,7 @@ class RecordedWarps:
 
 @dataclass(frozen=True)
 class NodeRun:
-    """How the node's process fared. seconds: of playing; cpu_seconds: of the node meanwhile; exit_code: when it was
+    """Figures of the node's process. seconds: of playing; cpu_seconds: of the node meanwhile; exit_code: when it was
     told to end; memory: megabytes, before the first cloud and after each."""
 
     seconds: float

@@ -33,7 +33,7 @@ _KIND = re.compile(r"([a-z][a-z0-9_]*)/msg/([A-Z][A-Za-z0-9]*)")
 
 
 class Pace:
-    """The pace of a recording: says when its moments are due."""
+    """Schedules the messages of a recording."""
 
     def __init__(self, rate: float = 1.0) -> None:
         """rate: seconds of the recording in a second."""
@@ -41,11 +41,11 @@ class Pace:
         self._start: tuple[int, float] | None = None  # a moment of the recording (ns), and when it was played (s)
 
     def restart(self, recorded_ns: int) -> None:
-        """Let this moment of the recording be now."""
+        """Map this time of the recording to now."""
         self._start = recorded_ns, time.monotonic()
 
     def seconds_until(self, recorded_ns: int) -> float:
-        """Seconds until a moment is due, negative when it is late. The first one that is asked for is due at once."""
+        """Seconds until a time of the recording is due, negative if late. The first call starts the clock."""
         if self._start is None:
             self.restart(recorded_ns)
         assert self._start is not None
@@ -54,7 +54,7 @@ class Pace:
 
 
 class Played(NamedTuple):
-    """What came of playing. messages: how many. late: seconds that the latest of them came too late."""
+    """Result of playing. messages: number published. late: the largest delay in seconds."""
 
     messages: int
     late: float
@@ -92,7 +92,7 @@ class BagPlayer(Node):
         return True
 
     def _listeners(self) -> set[str]:
-        """Nodes that listen to what is played, with their namespaces, without the leading slash."""
+        """Nodes that subscribe to a played topic, with namespace, without the leading slash."""
         found = [one for topic in self._outputs for one in self.get_subscriptions_info_by_topic(topic)]
         return {f"{one.node_namespace}/{one.node_name}".strip("/").replace("//", "/") for one in found}
 
@@ -110,9 +110,9 @@ class BagPlayer(Node):
         return Played(count, late)
 
     def _linger(self, stop: Callable[[], bool]) -> None:
-        """Stay until the last messages have arrived, for what is under way is lost with its publisher.
+        """Keep the publishers alive until the last messages have arrived.
 
-        Reliable listeners acknowledge them. Best-effort ones, as our node, do not, so they get some time.
+        Reliable subscribers acknowledge them. Best-effort ones, such as our node, do not, so they get some time.
         """
         for output in self._outputs.values():
             output.wait_for_all_acked(Duration(seconds=0.0 if stop() else ACKNOWLEDGE_SECONDS))
@@ -121,7 +121,7 @@ class BagPlayer(Node):
             rclpy.spin_once(self, timeout_sec=0.05)
 
     def _pass_time(self, pace: Pace, recorded_ns: int, rate: float, stop: Callable[[], bool]) -> None:
-        """Sleep until a moment of the recording, and tell the time meanwhile."""
+        """Sleep until a time of the recording; publish /clock meanwhile."""
         while (left := pace.seconds_until(recorded_ns)) > 0 and not stop():
             self._tell_time(recorded_ns - int(left * rate * 1e9))
             rclpy.spin_once(self, timeout_sec=min(left, CLOCK_SECONDS))
@@ -133,7 +133,7 @@ class BagPlayer(Node):
             self._clock_output.publish(Clock(clock=Time(sec=seconds, nanosec=rest)))
 
     def _classes(self, topics: Sequence[str]) -> Iterator[tuple[str, Any]]:
-        """Topics to play with the class of their messages; a type that is not installed is named and left out."""
+        """Topics to play with their message classes; topics of missing types are logged and skipped."""
         kinds = {topic: kind for topic, (kind, _) in self._bag.topics().items()}
         unknown = [topic for topic in topics if topic not in kinds]
         if unknown:
@@ -154,7 +154,7 @@ def play_bag(
     wait_for: str = "",
     ros_arguments: Sequence[str] = (),
 ) -> Played:
-    """Play a bag from this process to its end, or until SIGINT or SIGTERM. wait_for: the node that is to hear it."""
+    """Play a bag from this process to its end, or until SIGINT or SIGTERM. wait_for: a node to wait for."""
     stop = StopSignal()
     use_fastdds_profile()
     with open_bag(path) as bag:
@@ -175,9 +175,9 @@ def play_bag(
 
 
 def played_qos(offered: Sequence[Any]) -> QoSProfile:
-    """What to publish a recorded topic with, so that all who heard its publishers hear the player. offered: of rosbags.
+    """The QoS to play a topic with, compatible with every subscriber of its recorded publishers. offered: of rosbags.
 
-    Reliable and latched only if every recorded publisher was.
+    Reliable and transient local only if every recorded publisher was.
     """
     reliable = all(one.reliability.name == "RELIABLE" for one in offered)
     latched = bool(offered) and all(one.durability.name == "TRANSIENT_LOCAL" for one in offered)

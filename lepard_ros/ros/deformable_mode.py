@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Deformable mode: how a bending thing before the sensor has moved since it was first seen, as a warp."""
+"""Deformable mode: the deformation of an object since it was first seen, as a warp."""
 
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,7 +36,7 @@ def tracker_settings(settings: NodeSettings) -> DeformableSettings:
 
 
 class DeformableMode:
-    """Feeds clouds to a DeformableTracker and puts what it says into messages. It publishes no TF: nothing is rigid."""
+    """Feeds clouds to a DeformableTracker and converts its results to messages. No TF: nothing is rigid."""
 
     topics: ClassVar[dict[str, Topic]] = {
         "correspondences": Topic(Correspondences),
@@ -56,7 +56,7 @@ class DeformableMode:
         description: str = "",
         tracker: DeformableTracker | None = None,
     ) -> None:
-        """Start without a model: the first cloud becomes it. tracker: one that somebody else feeds, not an own one."""
+        """Start without a model: the first cloud becomes the model. tracker: an external one, fed by the caller."""
         self.description = description
         self._settings, self._plan = settings, plan
         self._tracker = tracker or DeformableTracker(matcher, tracker_settings(settings))
@@ -64,15 +64,15 @@ class DeformableMode:
         self._model_due_ns = 0
 
     def keyframe_count(self) -> int:
-        """None: past clouds of the model are no keyframes of a map."""
+        """None: past clouds of the model are not keyframes of a map."""
         return 0
 
     def process(self, frame: Frame, wanted: set[str]) -> Result:
-        """Warp the model to the cloud, and say what came of it."""
+        """Warp the model to the cloud and report the result."""
         return self.report(self._tracker.process(frame.points, frame.stamp_ns * 1e-9), frame, wanted)
 
     def report(self, track: DeformableTrack, frame: Frame, wanted: set[str]) -> Result:
-        """What is said of a cloud that was tracked."""
+        """The messages for a tracked cloud."""
         if track.reset:
             self._model_ns, self._model_due_ns = frame.stamp_ns, 0
         outputs = self._warp_outputs(track, frame, wanted) if track.warp is not None else []
@@ -97,7 +97,7 @@ class DeformableMode:
         """Nothing to do: there is no pose."""
 
     def unsaved(self) -> bool:
-        """Never: a model follows one thing for a while, and is no map that somebody comes back to."""
+        """Never: a model is temporary, not a map to return to."""
         return False
 
     def save(self, directory: Path) -> str:

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""What the node says about its health, once a second on /diagnostics."""
+"""The node's health, once a second on /diagnostics."""
 
 import collections
 import time
@@ -17,7 +17,7 @@ _LEVELS = {"ok": DiagnosticStatus.OK, "warn": DiagnosticStatus.WARN, "error": Di
 
 @dataclass
 class Health:
-    """What is counted while the node runs. Written by the worker and the executor, read once a second."""
+    """Counters of the running node. Written by the worker and the executor, read once a second."""
 
     received: int = 0
     processed: int = 0
@@ -60,7 +60,7 @@ def diagnostics_message(
 
 
 def judge_input(health: Health, silence: float) -> tuple[str, str]:
-    """Level and sentence about what comes in."""
+    """Level and message about the input."""
     if health.active_since is None:
         return "ok", "Inactive: no input is expected."
     if health.qos_mismatches and health.publishers and health.silent_seconds() > silence:
@@ -77,7 +77,7 @@ def judge_input(health: Health, silence: float) -> tuple[str, str]:
 
 
 def judge_tracking(health: Health) -> tuple[str, str]:
-    """Level and sentence about the tracking."""
+    """Level and message about tracking."""
     if health.configure_problem:
         return "error", health.configure_problem
     if health.same_name > 1:

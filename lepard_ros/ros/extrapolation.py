@@ -1,19 +1,19 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Transforms between two clouds: the last motion goes on, for at most one period of the sensor."""
+"""Transforms between two clouds: extrapolate the last motion, for at most one sensor period."""
 
 from lepard_ros.geometry.poses import extrapolate
 from lepard_ros.ros.modes import Placement
 
 
 class Extrapolator:
-    """Remembers the last two transforms, and says where the sensor is now if it moves on as between them."""
+    """Keeps the last two transforms and extrapolates with constant velocity."""
 
     def __init__(self) -> None:
         """Nothing is known yet."""
         self.forget()
 
     def forget(self) -> None:
-        """The pose is not known any more: nothing goes on."""
+        """The pose was lost: stop extrapolating."""
         self._last: Placement | None = None
         self._before: Placement | None = None
         self._sent_ns = 0

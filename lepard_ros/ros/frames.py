@@ -35,7 +35,7 @@ SENT_KEPT = 400
 
 
 class MissingTransformError(InputError):
-    """A transform that a cloud needs did not come in time, or may not be published."""
+    """A required transform did not arrive in time, or must not be published."""
 
 
 class Anchor(NamedTuple):
@@ -52,7 +52,7 @@ class Anchor(NamedTuple):
 
 
 class ParentWatch:
-    """Listens on TF for who the parents of the frames are, and for others who publish what this node publishes.
+    """Watches TF for the parents of frames, and for other publishers of this node's transform.
 
     Only messages that name a frame of interest are deserialised.
     """
@@ -90,7 +90,7 @@ class ParentWatch:
         self._look_for(child)
 
     def has_rival(self) -> bool:
-        """Whether somebody else publishes the transform that this node publishes."""
+        """Whether another node publishes the same transform."""
         return time.monotonic() - self._rival_heard < FORGET_SECONDS
 
     def parent_of(self, frame: str) -> str | None:
@@ -136,7 +136,7 @@ class ParentWatch:
 
 
 class FramePlan:
-    """Chooses the frame to publish for a cloud, and finds its place relative to the sensor."""
+    """Chooses the frame to publish for a cloud, and finds its pose relative to the sensor."""
 
     def __init__(
         self,
@@ -149,9 +149,9 @@ class FramePlan:
         self.settings, self._buffer, self._watch, self._gravity = settings, buffer, watch, gravity
 
     def to_sensor(self, frame: Frame) -> Frame:
-        """The cloud in the frame of the sensor, where a driver or a filter gave it in another one.
+        """The cloud in the sensor's frame, if a driver or filter gave it in another one.
 
-        Ranges, normals and free space are all seen from the sensor's place. Raises MissingTransformError.
+        Ranges, normals and free space all refer to the sensor's position. Raises MissingTransformError.
         """
         sensor = self.settings.sensor_frame
         if sensor in ("", frame.frame_id):
@@ -193,13 +193,13 @@ class FramePlan:
             self._watch.note_sent(parent, child, stamp_ns)
 
     def problem(self) -> str:
-        """A sentence about others who publish the same transform; empty if there are none."""
+        """A sentence about other publishers of the same transform; empty if there are none."""
         if self._watch is None or not self._watch.has_rival():
             return ""
         return "Somebody else publishes the same transform on /tf, so it jumps; stop one, or set publish_tf to false."
 
     def forget_motion(self) -> None:
-        """Drop the transforms of a time that is over, after time jumped back."""
+        """Drop old transforms after a jump back in time."""
         if self._buffer is not None:
             self._buffer.clear()
 

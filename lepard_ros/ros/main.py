@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_node(ros_arguments: list[str]) -> NoReturn:
-    """Make the node, start it if it is to start itself, spin it until asked to stop, then end the process with 0."""
+    """Create the node, start it unless `autostart` is false, spin it until a signal, end the process with 0."""
     stop = StopSignal()
     sys.setswitchinterval(SWITCH_SECONDS)
     import rclpy
@@ -67,8 +67,8 @@ def run_node(ros_arguments: list[str]) -> NoReturn:
     try:
         _live(stop)
     finally:
-        # The DDS participant goes with the last reference to the node, and some of them are cycles. Left behind, it
-        # would haunt the graph for 20 s and keep its shared memory.
+        # The last reference to the node destroys the DDS participant, and some references are cycles. Otherwise the
+        # participant stays in the graph for 20 s and keeps its shared memory.
         gc.collect()
         rclpy.try_shutdown()
     # All is closed. Tearing down torch and Open3D takes a second, and aborts when the worker still computes, so the
@@ -79,7 +79,7 @@ def run_node(ros_arguments: list[str]) -> NoReturn:
 
 
 def _live(stop: StopSignal) -> None:
-    """The node from its birth to its end."""
+    """Create the node, spin it, shut it down."""
     from rclpy.executors import SingleThreadedExecutor
 
     from lepard_ros.ros.node import LepardNode

@@ -403,7 +403,7 @@ class LepardNode(LifecycleNode):
         self._publish_status(status, session)
 
     def _on_worker_error(self, arrival: Arrival, error: Exception) -> None:
-        """An error that nobody foresaw: log it once, leave the cloud out, go on with the next."""
+        """An unexpected error: log it once, skip the cloud, continue with the next."""
         sentence = f"Tracking a cloud failed: {type(error).__name__}: {error}"
         if sentence not in self._errors_logged and len(self._errors_logged) < ERRORS_LOGGED:
             import traceback

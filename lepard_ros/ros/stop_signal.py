@@ -8,7 +8,7 @@ from types import FrameType
 
 
 class StopSignal:
-    """The wish to end. Until something spins a signal ends the process at once, for loading cannot be interrupted."""
+    """Set by SIGINT or SIGTERM. Before spinning, a signal ends the process at once: loading cannot be interrupted."""
 
     def __init__(self) -> None:
         """Take over both signals."""

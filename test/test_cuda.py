@@ -13,16 +13,20 @@ from lepard_ros.cloud.depth import depth_to_points
 from lepard_ros.cloud.pyramid import PyramidShape, build_pyramid
 from lepard_ros.encoded_cloud import EncodedCloud
 from lepard_ros.evaluation import ablation
+from lepard_ros.geometry.rigid_motion import exponential
 from lepard_ros.matcher import Matcher, MatcherSettings
 from lepard_ros.network.config import PAPER_RIGID, SMALL_RIGID, LepardConfig
 from lepard_ros.network.lepard import Lepard
 from lepard_ros.network.onnx_graphs import pyramid_tensors
 from lepard_ros.network.weights import Card
 from lepard_ros.registration.rigid import estimate
+from lepard_ros.registration.rigid.device_icp import equations_for, on_device
+from lepard_ros.registration.rigid.icp import IcpSettings, align
 from lepard_ros.training.objective import ObjectiveSettings
 from lepard_ros.training.paper import RawPair, prepared
 from lepard_ros.training.samples import Pair, make_sample
 from lepard_ros.training.training import Trainer, TrainingSettings, own_device, validate
+from registration_scene import two_views
 
 SMALL = {"width": 16, "feature_dim": 48, "grid": 0.1, "confidence_threshold": 0.0}
 CONFIGS = {
@@ -103,6 +107,20 @@ def test_hypotheses_are_sought_on_the_gpu_and_give_the_cpu_s_motion(monkeypatch:
     assert seen and all(seen)
     assert expected.transform is not None and found.transform is not None
     np.testing.assert_allclose(found.transform, expected.transform, atol=5e-3)
+
+
+def test_an_alignment_on_the_gpu_is_the_cpu_s() -> None:
+    source, target, motion = two_views(0)
+    starts = exponential(np.random.default_rng(0).normal(size=(3, 6)) * 0.025) @ motion
+    expected, settled = align(source, target, starts, 8, IcpSettings())
+    with fake_cuda():
+        make = equations_for("cuda")
+        assert isinstance(make(source, target, starts, 0.1, IcpSettings()).hessian, np.ndarray)
+        assert all(tensor.is_cuda for tensor in on_device(target, "cuda"))
+        found, also = align(source, target, starts, 8, IcpSettings(), make)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_array_equal(also, settled)
+    on_device.cache_clear()
 
 
 @pytest.mark.parametrize("smooth", [False, True])

@@ -24,6 +24,7 @@ from lepard_ros.registration.rigid.consistency import (
     find_hypotheses,
 )
 from lepard_ros.registration.rigid.covariance import PATCH, alignment_covariance
+from lepard_ros.registration.rigid.device_icp import equations_for
 from lepard_ros.registration.rigid.icp import IcpSettings, align, sample, touch, tukey
 from lepard_ros.registration.types import Matches, Registration, StageClock, Status, Surface
 
@@ -37,7 +38,7 @@ class RigidSettings:
     """Settings of `register_matches`.
 
     refine_points: on which the best hypothesis is refined. patch: metres over which residuals share one error, see
-    `alignment_covariance`. device: where hypotheses are computed.
+    `alignment_covariance`. device: where hypotheses and the steps of the alignment are computed.
     """
 
     consistency: ConsistencySettings = field(default_factory=ConsistencySettings)
@@ -176,7 +177,7 @@ def _verify(
 ) -> FloatArray:
     """The candidate (1, 4, 4) with the best quality on the surfaces after a few ICP steps each."""
     few = sample(source, VERIFY_POINTS)
-    aligned, _ = align(few, target, candidates, VERIFY_ITERATIONS, settings.icp)
+    aligned, _ = align(few, target, candidates, VERIFY_ITERATIONS, settings.icp, equations_for(settings.device))
     evidence = gather_evidence(matches, source, target, aligned, settings.acceptance, VERIFY_POINTS)
     best = int(np.argmax(quality(evidence)))
     return aligned[best : best + 1]
@@ -187,7 +188,8 @@ def _refine(
 ) -> Registration:
     """Align one motion (1, 4, 4) to convergence and judge it."""
     many = sample(source, settings.refine_points)
-    transform, settled = align(many, target, transform, REFINE_ITERATIONS, settings.icp)
+    make = equations_for(settings.device)
+    transform, settled = align(many, target, transform, REFINE_ITERATIONS, settings.icp, make)
     evidence = gather_evidence(matches, source, target, transform, settings.acceptance, settings.refine_points)
     return verdict(matches, source, target, transform, evidence, bool(settled[0]), settings)
 

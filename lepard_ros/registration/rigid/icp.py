@@ -1,6 +1,7 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Point-to-plane alignment of surfaces, several starting motions at once."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -93,21 +94,50 @@ def normal_equations(contact: Contact, weight: FloatArray) -> tuple[FloatArray, 
     return weighted @ jacobian, (weighted @ contact.residual[..., None])[..., 0], centre
 
 
-def step(contact: Contact, weight: FloatArray, damping: float) -> FloatArray:
+class Equations(NamedTuple):
+    """One step's normal equations for H motions, as `normal_equations` gives them.
+
+    hessian: (H, 6, 6). gradient: (H, 6). centre: (H, 3). total: (H,) weight. corners: (H, 2, 3) of the box
+    around the moved points.
+    """
+
+    hessian: FloatArray
+    gradient: FloatArray
+    centre: FloatArray
+    total: FloatArray
+    corners: FloatArray
+
+
+def equations(
+    source: Surface, target: Surface, transforms: FloatArray, reach: float, settings: IcpSettings
+) -> Equations:
+    """The step's equations of motions (H, 4, 4), from the points that touch within `reach` metres."""
+    contact = touch(source, target, transforms, reach)
+    weight = tukey(contact.residual, settings.kernel * reach) * contact.touching
+    corners = np.stack([contact.moved.min(axis=1), contact.moved.max(axis=1)], axis=1)
+    return Equations(*normal_equations(contact, weight), weight.sum(1), corners)
+
+
+def step(given: Equations, damping: float) -> FloatArray:
     """The Gauss-Newton motions (H, 4, 4) in the target's frame; damped, so that what is undetermined stays put."""
-    hessian, gradient, centre = normal_equations(contact, weight)
-    scale = np.maximum(weight.sum(1), 1.0)[:, None, None]
-    twist = -np.linalg.solve(hessian + damping * scale * np.eye(6), gradient[..., None])[..., 0]
+    scale = np.maximum(given.total, 1.0)[:, None, None]
+    twist = -np.linalg.solve(given.hessian + damping * scale * np.eye(6), given.gradient[..., None])[..., 0]
     motion = exponential(twist)
-    motion[:, :3, 3] += centre - np.einsum("hij,hj->hi", motion[:, :3, :3], centre)
+    motion[:, :3, 3] += given.centre - np.einsum("hij,hj->hi", motion[:, :3, :3], given.centre)
     return motion
 
 
 def align(
-    source: Surface, target: Surface, transforms: FloatArray, iterations: int, settings: IcpSettings
+    source: Surface,
+    target: Surface,
+    transforms: FloatArray,
+    iterations: int,
+    settings: IcpSettings,
+    make: Callable[[Surface, Surface, FloatArray, float, IcpSettings], Equations] = equations,
 ) -> tuple[FloatArray, NDArray[np.bool_]]:
     """Refine motions (H, 4, 4) for at most `iterations` steps while the reach shrinks.
 
+    make: what makes the equations of a step; `device_icp.equations_on` does it on a GPU.
     Returns the refined motions and (H,) bool: whether the last step was below a twentieth of the spacing.
     """
     transforms = np.asarray(transforms, dtype=np.float64)
@@ -115,16 +145,15 @@ def align(
     reaches = np.geomspace(settings.first_reach, settings.last_reach, max(iterations // 2, 1)) * target.spacing
     for iteration in range(iterations):
         reach = reaches[min(iteration, len(reaches) - 1)]
-        contact = touch(source, target, transforms, reach)
-        motion = step(contact, tukey(contact.residual, settings.kernel * reach) * contact.touching, settings.damping)
+        given = make(source, target, transforms, float(reach), settings)
+        motion = step(given, settings.damping)
         transforms = motion @ transforms
-        settled = _largest_shift(motion, contact.moved) < 0.05 * target.spacing
+        settled = _largest_shift(motion, given.corners) < 0.05 * target.spacing
         if settled.all() and iteration >= len(reaches):
             break
     return transforms, settled
 
 
-def _largest_shift(motion: FloatArray, points: FloatArray) -> FloatArray:
-    """How far a step moves the corners of the points' bounding box at most. (H, 4, 4), (H, n, 3) -> (H,) metres."""
-    corners = np.stack([points.min(axis=1), points.max(axis=1)], axis=1)
+def _largest_shift(motion: FloatArray, corners: FloatArray) -> FloatArray:
+    """How far a step moves the corners of the points' bounding box at most. (H, 4, 4), (H, 2, 3) -> (H,) metres."""
     return np.linalg.norm(move(motion, corners) - corners, axis=2).max(axis=1)

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from box_room import CAMERA, look, render
-from fake_cuda import CUDA, fake_cuda
+from fake_cuda import CUDA, fake_cuda, on_gpu
 from lepard_ros.cloud.depth import depth_to_points
 from lepard_ros.cloud.pyramid import PyramidShape, build_pyramid
 from lepard_ros.encoded_cloud import EncodedCloud
@@ -16,6 +17,7 @@ from lepard_ros.evaluation import ablation
 from lepard_ros.geometry.rigid_motion import exponential
 from lepard_ros.matcher import Matcher, MatcherSettings
 from lepard_ros.network.config import PAPER_RIGID, SMALL_RIGID, LepardConfig
+from lepard_ros.network.convolution import KernelPointConvolution
 from lepard_ros.network.lepard import Lepard
 from lepard_ros.network.onnx_graphs import pyramid_tensors
 from lepard_ros.network.weights import Card
@@ -107,6 +109,49 @@ def test_hypotheses_are_sought_on_the_gpu_and_give_the_cpu_s_motion(monkeypatch:
     assert seen and all(seen)
     assert expected.transform is not None and found.transform is not None
     np.testing.assert_allclose(found.transform, expected.transform, atol=5e-3)
+
+
+class Uploads(TorchFunctionMode):
+    """Counts what goes from the host to the GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.Tensor.to, torch.Tensor.cuda, torch.as_tensor, torch.tensor):
+            self.count += on_gpu(result) and not on_gpu(args[0])
+        return result
+
+
+def test_matching_encoded_clouds_uploads_nothing() -> None:
+    with fake_cuda():
+        matcher = matcher_of("ours", "cuda", guided=False)
+        with Uploads() as encoding:
+            source, target = (matcher.encode(cloud) for cloud in clouds())
+        with Uploads() as matching:
+            (matches,) = matcher.match_many(source, [target])
+    assert encoding.count >= 2, "the clouds themselves"
+    assert len(matches.source) > 20 and matching.count == 0
+
+
+def test_pieces_that_suit_a_cache_are_whole_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU waits for each of many small operations."""
+    calls = []
+    piece = KernelPointConvolution._piece
+    monkeypatch.setattr(KernelPointConvolution, "_piece", lambda *args: calls.append(1) or piece(*args))
+    points = torch.from_numpy(clouds()[0].astype(np.float32))
+    network = network_of("paper").eval()
+    counts = []
+    with torch.no_grad():
+        network.encode(build_pyramid(points, network.config.pyramid))
+        counts.append(len(calls))
+        with fake_cuda():
+            network = network.to("cuda")
+            network.encode(build_pyramid(points.to("cuda"), network.config.pyramid))
+    convolutions = sum(isinstance(part, KernelPointConvolution) for part in network.modules())
+    assert len(calls) - counts[0] == convolutions < counts[0] / 2
 
 
 def test_an_alignment_on_the_gpu_is_the_cpu_s() -> None:

@@ -40,8 +40,14 @@ def matched(points: np.ndarray, found: np.ndarray) -> np.ndarray:
     return distance.argmin(axis=1)
 
 
-def test_raw_points_give_the_recorded_matches_all_of_them(recorded: tuple[dict[str, np.ndarray], Matcher]) -> None:
+@pytest.mark.parametrize("device", ["cpu", "onnx"])
+def test_raw_points_give_the_recorded_matches_all_of_them(
+    recorded: tuple[dict[str, np.ndarray], Matcher], device: str
+) -> None:
     arrays, matcher = recorded
+    if device == "onnx":
+        pytest.importorskip("onnxruntime", reason="the package onnxruntime is not installed")
+        matcher = Matcher(matcher.network, matcher.card, device)
     matches = matcher.match(arrays["source_points"], arrays["target_points"])
     rows = matched(arrays["source_coarse"], matches.source)
     columns = matched(arrays["target_coarse"], matches.target)

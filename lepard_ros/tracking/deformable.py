@@ -34,6 +34,7 @@ from lepard_ros.tracking.sights import (
     most_redundant,
     sight_of,
     study,
+    turn_of,
 )
 from lepard_ros.tracking.track import TrackingState
 
@@ -45,14 +46,20 @@ MIN_POINTS = 200  # of a cloud on the model's grid
 MATCHED_KEYFRAMES = 2
 LOST_KEYFRAMES = 3  # once the body is lost; each further search tries the next ones
 MAX_WAITING = 30  # clouds that are kept while the lost body is sought
+CATCH_UP_SECONDS = 0.19  # between those of them that are followed once it is found
 FADING = 0.9  # of the support that the last matches gave, with every cloud that is only followed
 # Limits of following without matches: seconds since the last accepted cloud, least share of the cloud on the model,
 # most of the model in free space. (What lies inside out is not limited: the far side of a thin limb does.)
-FOLLOW_SECONDS, MIN_FOLLOWED_COVER, MAX_FOLLOWED_CONFLICT = 0.5, 0.7, 0.1
+FOLLOW_SECONDS, MIN_FOLLOWED_COVER, MAX_FOLLOWED_CONFLICT = 0.5, 0.75, 0.1
 # Most strain of a warp (root mean square misfit of the edges, of their length). Bodies in films that were followed
 # rightly had 0.03 to 0.10, fitted to matches up to 0.19; where legs were exchanged, or the hidden side led astray, it
 # was 0.22 and more.
 MAX_STRAIN = 0.2
+# How far a body turns, at most, from where it was predicted. Its back may look like its front.
+MAX_DEGREES, MAX_DEGREES_A_SECOND = 40.0, 45.0
+# Of a body that was lost: least share of the matches that agree, and least mean cosine between the normals. Nothing
+# else says where it is, and front and back look alike: exchanged they had 0.08 to 0.37 and 0.15 to 0.84.
+MIN_FOUND_INLIERS, MIN_FOUND_ALIGNED = 0.5, 0.7
 MAX_JUMP = 0.1  # metres: the median node does not leave its predicted place farther than this within FOLLOW_SECONDS
 
 
@@ -146,12 +153,16 @@ class _Found(NamedTuple):
 
 
 class _Task(NamedTuple):
-    """What the second worker needs to examine a cloud. expected: where the body must be, roughly, if that is known."""
+    """What the second worker needs to examine a cloud.
+
+    expected: where the body must be, roughly, if that is known. max_degrees: from where it is predicted.
+    """
 
     model: CanonicalModel
     live: Live
     predicted: Warp
     expected: Warp | None
+    max_degrees: float
     views: list[View]
     lost: bool
 
@@ -206,7 +217,8 @@ class DeformableTracker:
         self._news: _News | None = None
         self._drift = RESTING
         self._follower: SurfaceFollower | None = None
-        self._waiting: list[Live] = []  # clouds since the one in which the lost body is sought
+        self._waiting: list[Live] = []  # clouds that came while tracking could not go on
+        self._seeking = False  # whether the second worker looks for a lost body
         self._rejected, self._searches, self._followed = 0, 0, 0  # clouds in a row; searches in vain; clouds in a row
         self._model_stamp = 0.0
 
@@ -279,9 +291,7 @@ class DeformableTracker:
     def _predicted(self, live: Live, camera: FloatArray) -> Warp:
         """The last warp, moved on as the body moved last, and as the camera (4, 4) moved since."""
         assert self._warp is not None
-        warp, elapsed = self._warp, self._elapsed(live)
-        if not 0 < elapsed <= FOLLOW_SECONDS:
-            return warp.moved_by(camera)
+        warp, elapsed = self._warp, min(max(self._elapsed(live), 0.0), FOLLOW_SECONDS)
         return warp.moved_by(self._drift.over(elapsed, move(camera, warp.moved_nodes)) @ camera)
 
     # ---- following: the last warp goes on, while a second worker matches one cloud at a time ----
@@ -329,6 +339,7 @@ class DeformableTracker:
         older ones it has less and less in common.
         """
         then, now, model = self._warp_then, self._warp, self.model
+        waiting, self._waiting = self._waiting, []
         if then is None or now is None or model is None:
             return
         if examined.learnt is None:
@@ -337,6 +348,7 @@ class DeformableTracker:
         right = examined.warp
         keyframe = self._adopt(examined.learnt)
         self._warp = corrected(now, then, right).onto(examined.learnt.model.graph)
+        self._catch_up(waiting)
         self._news = _News(examined, examined.learnt.view.sight.imprint, examined.learnt.change, keyframe)
 
     # ---- matching: tracking cannot go on without it ----
@@ -367,18 +379,17 @@ class DeformableTracker:
 
     def _search_beside(self, live: Live, predicted: Warp, clock: StageClock) -> DeformableTrack:
         """Look for the lost body in this cloud, or keep the cloud until the answer about an earlier one is there."""
-        if self._waiting and len(self._background):
+        if len(self._background):
             self._waiting = [*self._waiting, live][-MAX_WAITING:]
         else:
-            self._background.drop()
-            self._waiting = [live]
+            self._waiting, self._seeking = [], True
             task = self._task(live, predicted)
             self._background.submit(lambda: self._examine(task), self._take_in_search)
         return self._refused(live.stamp, "the body is sought", clock)
 
     def _take_in_search(self, examined: _Examined) -> None:
         """Go on from where the body was found, through the clouds that came since."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting, self._seeking = self._waiting, [], False
         if examined.learnt is None:
             self._searches += 1
             return
@@ -386,29 +397,33 @@ class DeformableTracker:
         assert self.model is not None
         self._searches, self._drift = 0, RESTING
         self._warp, self._last = self.model.warp, sight_of(examined.task.live, self.model, self.model.warp)
-        for live in waiting[1:]:
-            self._catch_up(live)
+        self._catch_up(waiting)
 
-    def _catch_up(self, live: Live) -> None:
-        """Follow the body into a cloud that nobody waits for any more."""
-        assert self.model is not None and self._warp is not None
-        camera = self._camera_motion(live)
-        before, warp = self._warp, self._followed_warp(live, self._predicted(live, camera))
-        if warp is not None:
-            self._drift = drift_between(before, warp, camera, self._elapsed(live))
-            self._warp, self._last = warp, sight_of(live, self.model, warp)
+    def _catch_up(self, clouds: list[Live]) -> None:
+        """Follow the body through clouds that nobody waits for any more; not through all, for time is short."""
+        assert self.model is not None
+        for live in clouds:
+            if self._elapsed(live) < CATCH_UP_SECONDS:
+                continue
+            assert self._warp is not None
+            camera = self._camera_motion(live)
+            before, warp = self._warp, self._followed_warp(live, self._predicted(live, camera))
+            if warp is not None:
+                self._drift = drift_between(before, warp, camera, self._elapsed(live))
+                self._warp, self._last = warp, sight_of(live, self.model, warp)
 
     def _task(self, live: Live, predicted: Warp) -> _Task:
         """What is to be examined; nothing in it changes while the second worker is at it."""
         assert self.model is not None
         expected = predicted if self._elapsed(live) <= FOLLOW_SECONDS else None
-        return _Task(self.model, live, predicted, expected, self._views_to_match(), self._rejected > 0)
+        most = MAX_DEGREES + MAX_DEGREES_A_SECOND * self._elapsed(live)
+        return _Task(self.model, live, predicted, expected, most, self._views_to_match(), self._rejected > 0)
 
     def _examine(self, task: _Task) -> _Examined:
         """Match a cloud, warp the model to it and let a copy of the model learn. The second worker's part."""
         found = study(self.matcher, task.live, task.views, self.settings.filter, self._reach)
         warp = self._solve(task, found.matches)
-        reason = self._reason_to_refuse(warp, task.expected)
+        reason = self._reason_to_refuse(warp, task)
         return _Examined(task, found, warp, reason, None if reason else self._learn(task, found, warp))
 
     def _learn(self, task: _Task, found: Study, warp: Warp) -> _Learnt:
@@ -443,16 +458,16 @@ class DeformableTracker:
         Once the body is lost the prediction is old, and where the matches lead comes first.
         """
         model, live, solver = task.model, task.live, self.settings.solver
-        led = moved_by_matches(task.predicted, matches, model.surface, live.surface)
+        led = moved_by_matches(task.predicted, matches, model.surface, live.surface, task.max_degrees)
         starts = [task.predicted] if led is None else [task.predicted, led]
         for start in starts[::-1] if task.lost else starts:
             believed = possible_matches(start, matches, model.surface, live.surface)
             warp = solve_nonrigid(model.graph, model.surface, live.surface, believed, solver, start)
-            if not self._reason_to_refuse(warp, task.expected):
+            if not self._reason_to_refuse(warp, task):
                 break
         return warp
 
-    def _reason_to_refuse(self, warp: Warp, expected: Warp | None) -> str:
+    def _reason_to_refuse(self, warp: Warp, task: _Task) -> str:
         """Why a warp is not believed, or an empty string."""
         if not warp.ok:
             return warp.status.value
@@ -460,16 +475,29 @@ class DeformableTracker:
             return f"only {warp.overlap:.0%} of the warped model lies on the cloud"
         if warp.evidence is not None and warp.evidence.strain > MAX_STRAIN:
             return f"the body would be strained by {warp.evidence.strain:.0%}"
-        jump = 0.0 if expected is None else median_motion(expected, warp)
+        if task.lost and not self._finds(warp):
+            return "too few matches agree on where the lost body is"
+        turned = degrees_between(turn_of(task.predicted), turn_of(warp))
+        if turned > task.max_degrees:
+            return f"the body would have turned by {turned:.0f} degrees"
+        jump = 0.0 if task.expected is None else median_motion(task.expected, warp)
         return f"the body would have jumped by {100 * jump:.0f} cm" if jump > MAX_JUMP else ""
+
+    def _finds(self, warp: Warp) -> bool:
+        """Whether the evidence suffices for a body that was lost, which nothing else says anything about."""
+        known = warp.evidence
+        if known is None or known.aligned < MIN_FOUND_ALIGNED:
+            return False
+        return bool(warp.match_inliers.mean() >= MIN_FOUND_INLIERS)
 
     def _accept(self, live: Live, found: _Found, clock: StageClock) -> DeformableTrack:
         assert self.model is not None
         state = TrackingState.OK if self._rejected == 0 else TrackingState.RELOCALISED
         self._rejected = self._searches = 0
-        if self._waiting:  # found before the search was
+        self._waiting = []
+        if self._seeking:  # and found before the search was
             self._background.drop()
-            self._waiting = []
+            self._seeking = False
         self._followed = self._followed + 1 if found.method == "nicp" else 0
         self._warp, self._last = found.warp, sight_of(live, self.model, found.warp)
         change = found.change

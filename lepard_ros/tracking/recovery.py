@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lepard_ros.geometry.arrays import BoolArray, FloatArray
-from lepard_ros.geometry.rigid_motion import kabsch, move, turn
+from lepard_ros.geometry.rigid_motion import invert, kabsch, move, rotation_angle, turn
 from lepard_ros.registration.deformable.match_filter import chosen
 from lepard_ros.registration.deformable.nonrigid import matched_normals
 from lepard_ros.registration.deformable.warp import Warp
@@ -19,25 +19,40 @@ TRIES = 400  # rigid motions that are tried, each by three matches
 LANDING = 0.1  # metres: a body that bends lands its matches this near to a rigid motion of its last shape
 SAME_SIDE = 0.0  # cosine between a moved normal and the live one; below, a match shows a side that is turned away
 MIN_LANDED = 20  # matches that a motion must land
+OTHER_DEGREES, CLEARLY = 60.0, 1.3  # a motion must land so many times as many as one that turns so differently
 
 
-def moved_by_matches(last: Warp, matches: Matches, model: Surface, live: Surface) -> Warp | None:
+def moved_by_matches(
+    last: Warp, matches: Matches, model: Surface, live: Surface, max_degrees: float = 180.0
+) -> Warp | None:
     """The last warp moved rigidly to where most matches (M), from the model at rest to the live cloud, lead.
 
-    None if no motion lands enough of them.
+    max_degrees: the body has not turned more than this. None if no motion lands enough matches, or if quite another
+    turn lands nearly as many: the back of a body may look like its front.
     """
     usable = chosen(matches, matches.confidence > 0)
     if len(usable.confidence) < MIN_LANDED:
         return None
     places, normals = last(usable.source), _turned(last, usable, model, live)
-    landed = _landed(_tried_motions(places, usable), places, normals, usable)
-    best = landed[int((landed @ usable.confidence).argmax())]
+    motions = _tried_motions(places, usable)
+    landed = _landed(motions, places, normals, usable)
+    score = np.where(_degrees(motions) <= max_degrees, landed @ usable.confidence, 0.0)
+    first = int(score.argmax())
+    apart = _degrees(motions @ invert(motions[first])) > OTHER_DEGREES
+    if score[first] < CLEARLY * score[apart].max(initial=0.0):
+        return None
+    best = landed[first]
     for _ in range(3):
         if best.sum() < MIN_LANDED:
             return None
         motion = _motion(places[best], usable.target[best], usable.confidence[best])
         best = _landed(motion[None], places, normals, usable)[0]
     return last.moved_by(motion)
+
+
+def _degrees(motions: FloatArray) -> FloatArray:
+    """(H,) how far motions (H, 4, 4) turn."""
+    return np.degrees(rotation_angle(motions[:, :3, :3]))
 
 
 def possible_matches(warp: Warp, matches: Matches, model: Surface, live: Surface) -> Matches:

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 # Turns that are tried when nothing else leads anywhere: nodding and looking aside, in degrees.
 WIDE_TURNS = turned_poses(nods=(-15.0, 0.0, 15.0), turns=(-36.0, -24.0, -12.0, 0.0, 12.0, 24.0, 36.0))
-SEARCH_KEYFRAMES, SEARCH_BATCH = 64, 8  # searched with one cloud (the next one goes on), and matched at once
+# Searched with one cloud (the next one goes on), and matched at once. A keyframe takes 0.1 to 0.2 CPU-s, most of it for
+# the motion and not for the matches, and tracking waits meanwhile.
+SEARCH_KEYFRAMES, SEARCH_BATCH = 16, 8
 NEAREST_FIRST = 4  # keyframes around the last pose that are searched before the most similar ones
 
 

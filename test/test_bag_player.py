@@ -110,7 +110,7 @@ def test_the_real_node_tracks_what_is_played(tmp_path: Path) -> None:
     remap = f"points:={POINTS_TOPIC}"
     with NodeProcess("-r", remap, use_sim_time=True) as node, Probe() as probe:
         probe.until(lambda: probe.node.count_publishers("/lepard/status"), 60.0, "for the node's status")
-        process = player(tmp_path / "bag", "--clock", "--rate", "0.5", "--wait-for", "lepard")
+        process = player(tmp_path / "bag", "--clock", "--rate", "0.3", "--wait-for", "lepard")
         last_ns = FIRST_NS + steps[-1] * STEP_NS
         probe.until(lambda: last_ns in stamps(probe, "status") & stamps(probe, "odometry"), 60.0, "for the last cloud")
         words = process.communicate(timeout=30)[0]
@@ -120,7 +120,7 @@ def test_the_real_node_tracks_what_is_played(tmp_path: Path) -> None:
     assert {one.state for one in statuses} == {status.OK}
     assert stamps(probe, "status") <= {FIRST_NS + i * STEP_NS for i in steps}
     assert status.frames_received == len(steps), "every cloud arrived, the first one, too"
-    assert status.frames_processed >= 6, "a busy machine may drop some"
+    assert status.frames_processed + status.frames_dropped == len(steps), "a busy machine may drop some"
     assert 0 <= status.latency < 5, "by the clock of the bag"
     last = probe.heard["odometry"][-1].pose.pose.position
     expected = (np.linalg.inv(pose_at(0)) @ pose_at(2 * steps[-1]))[:3, 3]

@@ -4,6 +4,8 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -72,6 +74,20 @@ def mapped_segments(pid: int) -> set[str]:
     """Those that a process has mapped."""
     names = {Path(line.split()[-1]).name for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/" in line}
     return names & shared_memory()
+
+
+def test_a_signal_that_an_import_swallowed_ends_the_process_when_it_comes_again() -> None:
+    """A compiled module turns the exception of a signal into an ImportError of its own."""
+    code = (
+        "import os, signal, time; from lepard_ros.ros.stop_signal import StopSignal; StopSignal()\n"
+        "try: os.kill(os.getpid(), signal.SIGINT); time.sleep(10)\n"
+        "except SystemExit: pass\n"
+        "try: os.kill(os.getpid(), signal.SIGTERM); time.sleep(10)\n"
+        "except SystemExit: pass\n"
+        "print('still here')"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout) == (0, ""), result.stderr
 
 
 def test_a_second_signal_changes_nothing() -> None:

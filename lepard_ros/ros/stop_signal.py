@@ -1,6 +1,7 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """SIGINT and SIGTERM as a flag that a loop looks at: rclpy's own handlers end a process with code 1 at times."""
 
+import os
 import signal
 import sys
 import threading
@@ -18,6 +19,10 @@ class StopSignal:
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        again = self.asked.is_set()
         self.asked.set()
-        if not self.spinning:
-            sys.exit(0)
+        if self.spinning:
+            return
+        if again:  # the import of a compiled module may have swallowed the first exception
+            os._exit(0)
+        sys.exit(0)

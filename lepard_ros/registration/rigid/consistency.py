@@ -22,6 +22,7 @@ REFINED, REFINEMENTS = 48, 3  # distinct seeds that are refined on all matches, 
 # By how much the cosine between two normals may change, and the height of one point over the tangent plane of the
 # other, in cells and as a share of their distance. Chosen on 200 pairs of validation rooms and real training scans.
 MAX_LEAN_CHANGE, MAX_HEIGHT_CHANGE, MAX_RISE_CHANGE = 0.3, 1.5, 0.15
+DOUBT = 0.2  # what is left of an agreement whose normals differ: on noisy surfaces some of the true ones do
 SEPARATION, SEPARATION_DEGREES = 5.0, 12.0  # motions nearer than both (cells at the centre, degrees) are one motion
 
 
@@ -78,7 +79,7 @@ def find_hypotheses(
     strongest = slice(settings.max_matches)  # matches come most confident first
     agreement = pair_agreement(source[strongest], target[strongest], settings.length_tolerance)
     if normals is not None:
-        agreement *= normals_agree(source[strongest], target[strongest], normals)
+        agreement *= DOUBT + (1 - DOUBT) * normals_agree(source[strongest], target[strongest], normals)
     transforms = seed_motions(source[strongest], target[strongest], weights[strongest], agreement, settings.seeds)
     transforms = refine_motions(transforms, source, target, weights, settings)
     residuals = match_residuals(transforms, source, target)

@@ -31,7 +31,6 @@ def tracker_settings(settings: NodeSettings) -> DeformableSettings:
         foreground=body if settings.foreground == "body" else None,
         background_clouds=settings.match_delay,
         threaded=True,
-        patient=False,
     )
 
 

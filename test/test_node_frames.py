@@ -197,7 +197,7 @@ def test_a_second_publisher_of_the_same_transform_is_reported() -> None:
             entry = probe.diagnosis(": tracking")
             return entry is not None and "Somebody else publishes the same transform" in entry.message
 
-        probe.until(said)
+        probe.until(said, 60, "for the node to hear the other publisher")
 
 
 def test_a_busy_tf_costs_little_without_a_base_frame() -> None:

@@ -27,7 +27,7 @@ from lepard_ros.ros.parameters import NodeSettings
 
 # Reading all of a robot's /tf in Python costs a third of a core. So it is read for LISTEN seconds of every CYCLE,
 # and for all of the first CYCLE: enough to notice who the parents are.
-LISTEN, CYCLE = 2, 10
+LISTEN, CYCLE = 4, 20  # DDS takes up to 3 s to bring a new listener and a publisher together
 # A moving transform that was not repeated for this long has no publisher any more.
 FORGET_SECONDS = 2.5 * CYCLE
 # Stamps of transforms that this node sent; others on the same frames come from somebody else.

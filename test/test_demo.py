@@ -2,6 +2,7 @@
 """The demonstration: its figures against made-up words of a node, and once for real."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ from browser import assert_sound
 from lepard_ros.cloud.depth import Camera
 from lepard_ros.demo.pictures import pixels
 from lepard_ros.demo.rigid import measure, table_rows, write_report
-from lepard_ros.demo.story import FrameNote, MatchNote, NodeRun, Recorded, RigidRun, Story, make_story
+from lepard_ros.demo.story import FrameNote, MatchNote, NodeRun, Recorded, RigidRun, Story, make_story, write_bag
+from lepard_ros.ros.conversion import stamp_to_ns
 
 CAMERA = Camera(32, 24, 30.0, 30.0, 15.5, 11.5)
 
@@ -116,3 +118,31 @@ def test_the_demonstration_for_real(tmp_path: Path, capfd: pytest.CaptureFixture
     assert re.search(r"clouds answered / dropped +36 / 0", words)
     assert "4 of 4 clouds" in words
     assert (tmp_path / "report.html").is_file()
+
+
+def test_a_first_cloud_that_gets_lost_is_sent_again(tmp_path: Path) -> None:
+    """A subscription that DDS connects late misses the first cloud; the sensor must not wait for its status for ever."""
+    pytest.importorskip("rclpy", reason="ROS 2 is not installed here")
+    from sensor_msgs.msg import PointCloud2
+
+    from lepard_ros.demo.processes import player_process
+    from lepard_ros.msg import TrackingStatus
+    from node_harness import Probe
+
+    story = made_up_story()
+    stamps = story.stamps_ns[:3]
+    write_bag(replace(story, stamps_ns=stamps, depths=story.depths[:3], poses=story.poses[:3]), tmp_path / "bag")
+    arrived: list[int] = []
+    with Probe() as probe:
+        answers = probe.node.create_publisher(TrackingStatus, "/lepard/status", 10)
+
+        def on_cloud(cloud: PointCloud2) -> None:
+            arrived.append(stamp_to_ns(cloud.header.stamp))
+            if len(arrived) > 1:
+                answers.publish(TrackingStatus(header=cloud.header))
+
+        probe.node.create_subscription(PointCloud2, "/points", on_cloud, 10)
+        sensor = player_process(tmp_path / "bag")
+        probe.until(lambda: sensor.poll() is not None, 40.0)
+    assert sensor.returncode == 0
+    assert arrived == [stamps[0], *stamps]

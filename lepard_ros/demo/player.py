@@ -27,6 +27,9 @@ from lepard_ros.ros.conversion import cloud_message, stamp_to_ns
 
 DISCOVERY_SECONDS = 60.0
 STATUS_SECONDS = 60.0
+# DDS tells the publisher of a subscription before the subscription knows of the publisher, and a cloud sent in between is
+# lost: so the first one is sent again until the node answers. It refuses a cloud that it already has.
+AGAIN_SECONDS = 3.0
 LOOP_RATE = 10.0  # clouds a second
 
 
@@ -45,18 +48,18 @@ class Player(Node):
         self._wait(lambda: self._publisher.get_subscription_count() > 0, DISCOVERY_SECONDS, "the node does not listen")
         self._wait(lambda: self.count_publishers("lepard/status") > 0, DISCOVERY_SECONDS, "the node does not answer")
         clouds, pace = _clouds(bag_path), Pace()
-        for number, (stamp_ns, data) in enumerate(clouds):
+        self._publish_until_answered(*clouds[0])
+        pace.restart(clouds[0][0])  # with the first cloud a model begins, and the sensor starts its run
+        for stamp_ns, data in clouds[1:]:
             left = pace.seconds_until(stamp_ns)
             if left < 0 and not real_time:
                 pace.restart(stamp_ns)
             time.sleep(max(0.0, left))
             self._publisher.publish(data)
-            if real_time and number > 0:
+            if real_time:
                 rclpy.spin_once(self, timeout_sec=0.0)
-                continue
-            self._wait(partial(self._has_answered, stamp_ns), STATUS_SECONDS, "no status came")
-            if number == 0:  # with the first cloud a model begins, and the sensor starts its run
-                pace.restart(stamp_ns)
+            else:
+                self._wait(partial(self._has_answered, stamp_ns), STATUS_SECONDS, "no status came")
         self._wait(partial(self._has_answered, clouds[-1][0]), STATUS_SECONDS, "no last status came")
         return len(clouds)
 
@@ -76,6 +79,19 @@ class Player(Node):
             rclpy.spin_once(self, timeout_sec=0.0)
             time.sleep(max(0.0, due - time.monotonic()))
         return number
+
+    def _publish_until_answered(self, stamp_ns: int, data: bytes) -> None:
+        """Publish the first cloud, every AGAIN_SECONDS, until the node's status of it comes."""
+        sent = -AGAIN_SECONDS
+
+        def answered() -> bool:
+            nonlocal sent
+            if time.monotonic() - sent > AGAIN_SECONDS:
+                sent = time.monotonic()
+                self._publisher.publish(data)
+            return self._has_answered(stamp_ns)
+
+        self._wait(answered, STATUS_SECONDS, "no status came")
 
     def _has_answered(self, stamp_ns: int) -> bool:
         return self._answered >= stamp_ns

@@ -11,6 +11,7 @@ MESSAGE_SOURCES := $(wildcard msg/*.msg launch/*.py config/*.*) $(shell find cma
   CMakeLists.txt package.xml setup.py pyproject.toml
 SECONDS ?= 60
 PYTEST_ARGS ?=
+WORKERS ?= 2
 COVERAGE_ARGS := $(if $(COVERAGE),--cov --cov-report=term,)
 
 .DEFAULT_GOAL := help
@@ -25,8 +26,8 @@ setup: $(VENV)/.package  ## create .venv, install the pinned packages, build the
 demo: setup  ## track a synthesised sensor through the real node; pictures and report in demo_output/
 	@$(VENV)/bin/lepard demo
 
-test: setup  ## all tests, fast ones first
-	@$(RUN) -m pytest $(COVERAGE_ARGS) $(PYTEST_ARGS)
+test: setup  ## all tests, in two processes; WORKERS=0 for one, the fast ones first
+	@$(RUN) -m pytest --numprocesses $(WORKERS) --dist loadfile $(COVERAGE_ARGS) $(PYTEST_ARGS)
 
 lint: setup  ## style, types, import rules
 	@$(RUN) -m ruff check .

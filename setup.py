@@ -53,6 +53,7 @@ ONNX = ["onnx>=1.16", "onnxruntime>=1.18", "onnxscript>=0.1"]
 TEST = [
     "pytest>=8",
     "pytest-cov>=5",
+    "pytest-xdist>=3",
     "hypothesis>=6.100",
     "ruff>=0.6",
     "mypy>=1.11",

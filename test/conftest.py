@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 # Set before any test imports torch or rclpy, and inherited by the processes that tests start: one thread each, and a
-# ROS domain that no other run on this machine or network hears (domains up to 101 stay clear of ephemeral ports).
+# ROS domain that no other run on this machine or network hears (domains up to 101 stay clear of ephemeral ports). The
+# demonstration takes one of the lower domains. Each process of pytest-xdist has a domain of its own.
+_WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+_DOMAIN = 61 + 2 * (os.getppid() % 20) + int(_WORKER[2:]) % 2 if _WORKER else 61 + os.getpid() % 40
 _SURROUNDINGS = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "MPLBACKEND": "Agg",
-    "ROS_DOMAIN_ID": str(1 + os.getpid() % 100),
+    "ROS_DOMAIN_ID": str(_DOMAIN),
     "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST",
     "ROS_LOG_DIR": tempfile.mkdtemp(prefix="lepard_ros_log_"),
     "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")])),

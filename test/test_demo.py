@@ -121,12 +121,12 @@ def test_the_demonstration_for_real(tmp_path: Path, capfd: pytest.CaptureFixture
 
 
 def test_a_first_cloud_that_gets_lost_is_sent_again(tmp_path: Path) -> None:
-    """A subscription that DDS connects late misses the first cloud; the sensor must not wait for its status for ever."""
+    """A subscription that DDS connects late misses the first cloud; the sensor must not wait for its status."""
     pytest.importorskip("rclpy", reason="ROS 2 is not installed here")
+    from lepard_ros.msg import TrackingStatus
     from sensor_msgs.msg import PointCloud2
 
     from lepard_ros.demo.processes import player_process
-    from lepard_ros.msg import TrackingStatus
     from node_harness import Probe
 
     story = made_up_story()

@@ -78,3 +78,16 @@ def test_the_architecture_page_names_files_that_exist_and_every_room() -> None:
         path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file() and any(path.glob("[a-z]*.py"))
     }
     assert {room for room in rooms if f"| `{room}/` |" not in page} == set()
+
+
+@pytest.mark.parametrize("page", ["nav2", "reliability", "security", "warp"])
+def test_a_page_names_tests_that_exist(page: str) -> None:
+    """`test_x.py::test_a`, `::test_b` names two tests of one file."""
+    folder = Path(__file__).resolve().parent
+    words = (PACKAGE.parent / "docs" / f"{page}.md").read_text()
+    file = ""
+    named = re.findall(r"`(?:test/)?(test_\w+\.py)?(?:::(test_\w+))?`", words)
+    for name, function in named:
+        file = name or file
+        if name or function:
+            assert f"def {function}" in (folder / file).read_text(), f"docs/{page}.md: {file} has no {function}"

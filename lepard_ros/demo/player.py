@@ -27,8 +27,8 @@ from lepard_ros.ros.conversion import cloud_message, stamp_to_ns
 
 DISCOVERY_SECONDS = 60.0
 STATUS_SECONDS = 60.0
-# DDS tells the publisher of a subscription before the subscription knows of the publisher, and a cloud sent in between is
-# lost: so the first one is sent again until the node answers. It refuses a cloud that it already has.
+# DDS tells the publisher of a subscription before the subscription knows of the publisher. A cloud sent in between is
+# lost, so the first one is sent again until the node answers. The node refuses a cloud that it already has.
 AGAIN_SECONDS = 3.0
 LOOP_RATE = 10.0  # clouds a second
 

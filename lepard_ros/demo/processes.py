@@ -36,7 +36,7 @@ def prepare_surroundings() -> None:
     from lepard_ros.ros.parameters import use_fastdds_profile
 
     # Not the user's domain: a robot may be in it, and would receive the demonstration's transforms.
-    os.environ["ROS_DOMAIN_ID"] = str(1 + os.getpid() % 100)
+    os.environ["ROS_DOMAIN_ID"] = str(1 + os.getpid() % 60)
     os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
     use_fastdds_profile()
 

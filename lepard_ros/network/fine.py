@@ -56,7 +56,7 @@ def best_partners(
     """
     partners, bests, totals = [], [], []
     count = y.shape[1]
-    most = x.new_full((count,), -torch.inf)
+    highest = x.new_full((count,), -torch.inf)
     # Whole blocks of columns: the last one is repeated, and never chosen in place of the first of its kind.
     padding = y[:, -1:].expand(-1, -count % BLOCK)
     y = torch.cat([y, padding], dim=1)
@@ -70,12 +70,12 @@ def best_partners(
             scores += prior[rows[start : start + size]].index_select(1, columns)
         best, partner = _largest(scores)
         scores = scores[:, :count]
-        most = torch.maximum(most, scores.amax(0))
+        highest = torch.maximum(highest, scores.amax(0))
         totals.append(scores.sub_(best[:, None]).exp_().sum(1))
         bests.append(best)
         partners.append(partner)
     partner, best = torch.cat(partners), torch.cat(bests)
-    return partner, (best - most[partner]).exp() / torch.cat(totals), best == most[partner]
+    return partner, (best - highest[partner]).exp() / torch.cat(totals), best == highest[partner]
 
 
 def _largest(scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,15 +31,15 @@ def soft_procrustes(confidence: Tensor, source: Tensor, target: Tensor, counts: 
 
 
 def top_matches(
-    confidence: Tensor, source: Tensor, target: Tensor, counts: Tensor, most: int | None = None
+    confidence: Tensor, source: Tensor, target: Tensor, counts: Tensor, max_matches: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The most confident matches of each pair: weights (B, k), source (B, k, 3), target (B, k, 3) points.
 
-    counts: (B,) matches wanted of each pair; the weights of further ones are 0. most: bound of k.
+    counts: (B,) matches wanted of each pair; the weights of further ones are 0. max_matches: bound of k.
     """
     flat = confidence.flatten(1)
     with torch.no_grad():
-        index = _most_confident(flat, counts.max() if most is None else counts.max().clamp_max(most))
+        index = _most_confident(flat, counts.max() if max_matches is None else counts.max().clamp_max(max_matches))
     used = torch.arange(index.shape[1], device=counts.device)[None] < counts[:, None]
     weights = flat.gather(1, index) * used
     row, column = torch.div(index, confidence.shape[2], rounding_mode="floor"), index % confidence.shape[2]

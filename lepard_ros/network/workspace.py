@@ -21,9 +21,9 @@ def at_once(like: Tensor, few: int) -> int:
     return few if like.device.type == "cpu" else 256 * few
 
 
-def in_pieces(rows: Tensor, most: int) -> Sequence[Tensor]:
+def in_pieces(rows: Tensor, max_rows: int) -> Sequence[Tensor]:
     """The rows in pieces of at most so many; in one for an exported graph, which must not depend on their number."""
-    return [rows] if is_traced() else rows.split(most)
+    return [rows] if is_traced() else rows.split(max_rows)
 
 
 # The tables of the innermost `scratch_memory` of this thread, by what they are for. Trackers encode in several threads.

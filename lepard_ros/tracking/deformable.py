@@ -416,8 +416,8 @@ class DeformableTracker:
         """What is to be examined; nothing in it changes while the second worker is at it."""
         assert self.model is not None
         expected = predicted if self._elapsed(live) <= FOLLOW_SECONDS else None
-        most = MAX_DEGREES + MAX_DEGREES_A_SECOND * self._elapsed(live)
-        return _Task(self.model, live, predicted, expected, most, self._views_to_match(), self._rejected > 0)
+        max_degrees = MAX_DEGREES + MAX_DEGREES_A_SECOND * self._elapsed(live)
+        return _Task(self.model, live, predicted, expected, max_degrees, self._views_to_match(), self._rejected > 0)
 
     def _examine(self, task: _Task) -> _Examined:
         """Match a cloud, warp the model to it and let a copy of the model learn. The second worker's part."""

@@ -126,7 +126,7 @@ class Follower:
     def candidates(self, view: View, pose: FloatArray, count: int) -> list[Keyframe]:
         """The keyframes that should see most of a cloud at a pose (4, 4); the last one a little preferred."""
         keyframes = self._map.keyframes
-        rated = keyframes.by_overlap(view.surface, pose, most=ALIKE)
+        rated = keyframes.by_overlap(view.surface, pose, max_count=ALIKE)
         rated.sort(key=lambda pair: -pair[0] - (STAY if pair[1].id == self._last_keyframe else 0.0))
         return [frame for _, frame in rated[:count]] or [keyframes.nearest(pose)]
 

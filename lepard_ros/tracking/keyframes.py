@@ -102,15 +102,15 @@ class KeyframeBuffer:
         return np.array([frame.pose for frame in self]).reshape(-1, 4, 4)
 
     def by_overlap(
-        self, surface: Surface, pose: FloatArray, slack: float = 0.0, most: int = ALIKE
+        self, surface: Surface, pose: FloatArray, slack: float = 0.0, max_count: int = ALIKE
     ) -> list[tuple[float, Keyframe]]:
         """Keyframes with the share of the surface at `pose` that should lie on them, largest first.
 
-        slack: metres by which the pose may be wrong. most: only so many are looked at, those whose views are most like
-        that of the pose. Keyframes that share nothing are left out.
+        slack: metres by which the pose may be wrong. max_count: only so many are looked at, those whose views are most
+        like that of the pose. Keyframes that share nothing are left out.
         """
         frames = list(self)
-        order = np.argsort(view_distances(self.poses(), pose), kind="stable")[:most]
+        order = np.argsort(view_distances(self.poses(), pose), kind="stable")[:max_count]
         probes = move(pose, sample(surface, PROBES).points)
         rated = [(predicted_overlap(probes, frames[index], slack), frames[index]) for index in order]
         return sorted((pair for pair in rated if pair[0] > 0), key=lambda pair: -pair[0])

@@ -21,11 +21,11 @@ class Step(NamedTuple):
 
 
 class SensorPath:
-    """The poses that were accepted, the newest `most` of them."""
+    """The poses that were accepted, the newest `max_poses` of them."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_poses: int) -> None:
         """An empty path."""
-        self._most = most
+        self._max_poses = max_poses
         self._steps: list[Step] = []
 
     def __len__(self) -> int:
@@ -35,8 +35,8 @@ class SensorPath:
     def add(self, stamp: float, keyframe_id: int, step: FloatArray) -> None:
         """Add the newest pose."""
         self._steps.append(Step(stamp, keyframe_id, step))
-        if len(self._steps) > self._most:
-            del self._steps[: len(self._steps) - self._most]
+        if len(self._steps) > self._max_poses:
+            del self._steps[: len(self._steps) - self._max_poses]
 
     def anchor_last(self, keyframe: Keyframe) -> None:
         """Say that the newest pose is that of a keyframe itself."""
@@ -52,10 +52,13 @@ class SensorPath:
         return [(s.stamp, orthonormal(keyframes[s.keyframe_id].pose @ s.step)) for s in self._steps[: -count - 1 : -1]]
 
     def poses(
-        self, keyframes: KeyframeBuffer, most: int | None = None
+        self, keyframes: KeyframeBuffer, max_poses: int | None = None
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Stamps (K,) and poses (K, 4, 4), oldest first, as the keyframes stand now. most: so many, evenly chosen."""
-        steps = self._steps[:: 1 if most is None else max(1, -(-len(self) // most))]
+        """Stamps (K,) and poses (K, 4, 4), oldest first, as the keyframes stand now.
+
+        max_poses: only so many, evenly chosen.
+        """
+        steps = self._steps[:: 1 if max_poses is None else max(1, -(-len(self) // max_poses))]
         stamps = np.array([s.stamp for s in steps], dtype=np.float64)
         starts = np.array([keyframes[s.keyframe_id].pose for s in steps]).reshape(-1, 4, 4)
         steps_only = np.array([s.step for s in steps]).reshape(-1, 4, 4)

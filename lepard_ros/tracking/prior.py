@@ -78,9 +78,11 @@ def _coarse(spacing: float, settings: RigidSettings) -> IcpSettings:
     return replace(settings.icp, first_reach=widest, last_reach=settings.icp.first_reach)
 
 
-def _evidence(source: Surface, target: Surface, motions: FloatArray, settings: RigidSettings, most: int) -> Evidence:
+def _evidence(
+    source: Surface, target: Surface, motions: FloatArray, settings: RigidSettings, max_points: int
+) -> Evidence:
     """Evidence of the surfaces alone; that of the matches is set to neutral."""
-    evidence = gather_evidence(NO_MATCHES, source, target, motions, settings.acceptance, most)
+    evidence = gather_evidence(NO_MATCHES, source, target, motions, settings.acceptance, max_points)
     neutral = max(np.expm1(CENTRE[FEATURES.index("inliers")]), MIN_INLIERS)
     return evidence._replace(inliers=np.full(len(motions), neutral))
 

@@ -117,12 +117,12 @@ class RigidTracker:
         """The map on a grid of `spacing` metres: (N, 3)."""
         return self._map.points(spacing)
 
-    def path(self, most: int | None = None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def path(self, max_poses: int | None = None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Stamps (K,) and poses (K, 4, 4) of the accepted clouds, as corrected by loops so far.
 
-        most: only so many of them, evenly chosen.
+        max_poses: only so many of them, evenly chosen.
         """
-        return self._map.path.poses(self.keyframes, most)
+        return self._map.path.poses(self.keyframes, max_poses)
 
     def edges(self) -> list[Edge]:
         """The measured motions between keyframes."""

@@ -172,9 +172,9 @@ def bend(points: np.ndarray, rng: Generator, amplitude: float) -> np.ndarray:
     return np.sin(phase) @ (rng.normal(size=(WAVES, 3)) * amplitude * rng.random() / WAVES**0.5)
 
 
-def cut_holes(points: np.ndarray, rng: Generator, most: int) -> np.ndarray:
-    """The points (N, 3) outside of up to `most` random balls around some of them."""
-    count = int(rng.integers(0, most + 1))
+def cut_holes(points: np.ndarray, rng: Generator, max_holes: int) -> np.ndarray:
+    """The points (N, 3) outside of up to `max_holes` random balls around some of them."""
+    count = int(rng.integers(0, max_holes + 1))
     centres = points[rng.integers(0, len(points), count)]
     radius = rng.uniform(*HOLE_RADIUS, count)
     apart = np.linalg.norm(points[:, None] - centres, axis=2)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NoReturn
 from lepard_ros.errors import InputError
 from lepard_ros.network.allocator import keep_freed_memory
 from lepard_ros.network.threads import wait_without_spinning
-from lepard_ros.ros.parameters import preset_file
 from lepard_ros.ros.stop_signal import StopSignal
 
 if TYPE_CHECKING:
@@ -37,6 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the node until SIGINT or SIGTERM."""
+    from lepard_ros.ros.parameters import preset_file
+
     ros_arguments = list(args.ros_arguments)
     if args.preset:
         preset = ["--params-file", str(preset_file(args.preset))]
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_node(ros_arguments: list[str]) -> NoReturn:
     """Create the node, start it unless `autostart` is false, spin it until a signal, end the process with 0."""
-    stop = StopSignal()
+    stop = StopSignal()  # before anything slow is imported: `ros2 launch` may be stopped while the node still starts
     sys.setswitchinterval(SWITCH_SECONDS)
     import rclpy
     from rclpy.signals import SignalHandlerOptions

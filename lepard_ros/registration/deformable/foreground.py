@@ -17,6 +17,8 @@ from lepard_ros.registration.types import Surface
 SPACING = 0.04  # metres: of the cells in which planes and parts are sought
 PLANE_TRIES, PLANE_VOTERS = 64, 4000
 PLANE_COSINE = 0.9  # between a point's normal and the plane's
+PLANE_WIDTH = 0.03  # metres by which points of a plane may lie off it: the noise of a depth camera at 3 m
+MIN_PART = 0.03  # square metres of a part that can be the body: about a hand
 MAX_PLANES = 6
 ICP_POINTS, ICP_ITERATIONS = 2000, 10
 MIN_BACKGROUND = 300  # cells, to say how the camera moved
@@ -28,15 +30,12 @@ class ForegroundSettings:
     """What is left out as background. Lengths in metres; the defaults suit a body at 1 to 3 m in a room.
 
     min_plane_area: square metres of a plane that is a wall, a floor or a table top; smaller ones may be the body.
-    plane_width: how far off the plane its points may lie. gap: parts of the body are not farther apart than this.
-    min_part: square metres of a part that can be the body. box: (2, 3) lowest and highest corner of a region of
+    gap: parts of the body are not farther apart than this. box: (2, 3) lowest and highest corner of a region of
     interest in the sensor's frame, or None; points outside are background.
     """
 
     min_plane_area: float = 1.0
-    plane_width: float = 0.03
     gap: float = 0.1
-    min_part: float = 0.03
     box: tuple[tuple[float, float, float], tuple[float, float, float]] | None = None
 
 
@@ -126,12 +125,12 @@ def _largest_plane(
     voters = rng.permutation(len(cells))[:PLANE_VOTERS]
     tried = voters[:PLANE_TRIES]
     normal, offset = normals[tried], np.einsum("ni,ni->n", normals[tried], cells[tried])
-    near = np.abs(cells[voters] @ normal.T - offset) < settings.plane_width
+    near = np.abs(cells[voters] @ normal.T - offset) < PLANE_WIDTH
     best = int((near & (np.abs(normals[voters] @ normal.T) > PLANE_COSINE)).sum(axis=0).argmax())
-    plane = _lying_on(cells, normals, normal[best], offset[best], settings.plane_width)
+    plane = _lying_on(cells, normals, normal[best], offset[best], PLANE_WIDTH)
     centre = cells[plane].mean(axis=0)
     fitted = np.linalg.svd(cells[plane] - centre, full_matrices=False)[2][2]
-    return _lying_on(cells, normals, fitted, float(fitted @ centre), settings.plane_width)
+    return _lying_on(cells, normals, fitted, float(fitted @ centre), PLANE_WIDTH)
 
 
 def _lying_on(cells: FloatArray, normals: FloatArray, normal: FloatArray, offset: float, width: float) -> BoolArray:
@@ -141,7 +140,7 @@ def _lying_on(cells: FloatArray, normals: FloatArray, normal: FloatArray, offset
 def _body_parts(cells: FloatArray, settings: ForegroundSettings, last: FloatArray | None) -> BoolArray:
     """(C,) which of the cells that are no plane belong to the body."""
     size, label = _parts(cells, settings.gap)
-    large = size * SPACING**2 >= settings.min_part
+    large = size * SPACING**2 >= MIN_PART
     if not large.any():
         return np.ones(len(cells), dtype=bool)
     if last is not None and len(last):

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""A cloud that the network has seen: checking it, choosing its grid and its viewpoint, encoding it, storing it."""
+"""Encoded clouds: input checks, choice of grid and viewpoint, encoding, storage."""
 
 import time
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ ONNX = "onnx"
 
 @dataclass(frozen=True)
 class EncodedCloud:
-    """A cloud that the network has seen, ready to be matched again and again.
+    """An encoded cloud: its surface and features. Encode once, match often.
 
     surface: the cloud on its grid, with normals, in the cloud's frame less `offset` (3,) metres, which is zero but for
     clouds far from their origin. Tensors: coarse points, in metres times `scale`, and normals (n, 3), features (n, d);
@@ -163,7 +163,7 @@ class CloudFrame(NamedTuple):
 
 
 def describe(network: Lepard, pyramid: Pyramid, frame: CloudFrame, prepared: bool) -> EncodedCloud:
-    """What the network says of a pyramid; nothing yet, if it normalises over both clouds of a pair."""
+    """The network's features of a pyramid; none yet if it normalises over both clouds of a pair."""
     surface = Surface(
         as_array(pyramid.points[0]) / frame.scale,
         as_array(outward_normals(pyramid, frame)),

@@ -88,7 +88,7 @@ class MatcherSettings:
 
 
 class Matcher:
-    """Matches point clouds with a Lepard network. Not to be shared between threads."""
+    """Matches point clouds with a Lepard network. Not thread-safe."""
 
     def __init__(
         self, network: Lepard, card: Card, device: str = "auto", settings: MatcherSettings | None = None
@@ -128,7 +128,7 @@ class Matcher:
         return ONNX if isinstance(self.network, OnnxLepard) else str(self.device)
 
     def warm_up(self) -> None:
-        """Run once on a small made-up cloud, so that the first real one is not slower than the others."""
+        """Run once on a small synthetic cloud, so that the first real one is not slower."""
         side = torch.linspace(0, 20 * self.config.grid, 40)
         x, y = torch.meshgrid(side, side, indexing="ij")
         points = torch.stack([x, y, 1 + 0.2 * (9 * x).sin()], dim=-1).reshape(-1, 3)
@@ -180,7 +180,7 @@ class Matcher:
         return grid if grid > 2 * own or (small and grid < own / 2) else own
 
     def match(self, source: PointsLike | EncodedCloud, target: PointsLike | EncodedCloud) -> Matches:
-        """The points of the source that the network sees in the target, most confident first."""
+        """Correspondences from source to target, most confident first."""
         cloud, other = self._encoded([source, target])
         return self._sides(cloud, other)[0][2]
 
@@ -277,7 +277,7 @@ class Matcher:
     def register_many(
         self, source: PointsLike | EncodedCloud, targets: Sequence[PointsLike | EncodedCloud]
     ) -> list[Registration]:
-        """Register one cloud to each of several, with one try each: the tracker's way."""
+        """Register one cloud to each of several targets, one attempt each (the tracker uses it)."""
         fresh = [not isinstance(cloud, EncodedCloud) for cloud in (source, *targets)]
         cloud, *others = self._encoded([source, *targets])
         encoding = sum(c.seconds for c, new in zip((cloud, *others), fresh, strict=True) if new)

@@ -26,7 +26,7 @@ QUANTUM = 2.0**-12
 
 @dataclass(frozen=True)
 class DeformablePair:
-    """Two clouds of a thing that moved, and where every source point went.
+    """Two clouds of a deforming object, and the true position of every source point in the second.
 
     source: (N, 3), target: (M, 3), metres, each in its own camera's frame. flow: (N, 3), in the source's frame:
     rotation @ (source + flow) + translation lies on the target's surface (where the target camera saw it).

@@ -113,7 +113,7 @@ def open_recording(folder: Path, camera_file: Path | None = None) -> Recording:
 
 
 def listing(folder: Path, limit: int = 8) -> str:
-    """What a folder holds, in a few words for an error message."""
+    """A short listing of a folder, for an error message."""
     if not folder.is_dir():
         return "not a folder" if folder.exists() else "no such folder"
     names = sorted(entry.name for entry in folder.iterdir())
@@ -130,7 +130,7 @@ def _calibration(folder: Path, camera_file: Path | None, known: Calibration) -> 
 
 
 def tum_calibration(folder: Path) -> Calibration:
-    """What TUM published for the camera of a sequence, which its folder's name tells: rgbd_dataset_freiburg2_..."""
+    """The published calibration of a TUM sequence's camera, chosen by the folder name: rgbd_dataset_freiburg2_..."""
     number = re.search(r"(?:freiburg|fr)([123])(?!\d)", folder.resolve().name)
     if number is None:
         return Calibration(Camera(640, 480, *DEFAULT_KINECT), TUM_SCALE, "the Kinect driver's default")

@@ -108,7 +108,7 @@ class ForcedRepositioning:
 
 
 def make_matcher(name: str, weights: str) -> "Matcher":
-    """The matcher of a variant; where it puts the source, if it does, is another's business (`repositioned`)."""
+    """The matcher of a variant. `repositioned` handles a variant that moves the source."""
     from lepard_ros.matcher import Matcher, MatcherSettings
 
     variant = VARIANTS[name]

@@ -25,7 +25,7 @@ def tasks_of(args: Namespace) -> list[Namespace]:
 
 
 def _absolute(value: object) -> object:
-    """A path, also one that is given as a word, as it is seen from another folder."""
+    """An absolute path, so that a process in another folder finds it."""
     if isinstance(value, Path):
         return value.resolve()
     return str(Path(value).resolve()) if isinstance(value, str) and value and Path(value).is_file() else value
@@ -57,7 +57,7 @@ def _track(item: tuple[Callable[[Namespace], Record], Namespace]) -> Record:
 
 
 def _nothing() -> None:
-    """A worker needs no preparation: each bag begins with a tracker of its own."""
+    """Workers need no preparation: each bag starts a new tracker."""
 
 
 def bag_rows(records: Sequence[Record]) -> list[list[str]]:

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""What a user would pick instead: classical rigid registration from Open3D and KISS-Matcher.
+"""Classical rigid registration to compare with: Open3D and KISS-Matcher.
 
 All rigid baselines see the clouds on a 5 cm grid and end with the same ICP, so that only their search differs.
 """
@@ -22,7 +22,7 @@ KISS_LEAST_INLIERS = 5  # below this KISS-Matcher's own example calls the result
 
 
 class Guess(NamedTuple):
-    """What a baseline found: source to target (4, 4), and whether it calls it a success."""
+    """A baseline's result: source to target (4, 4), and whether it reports success."""
 
     transform: FloatArray
     accepted: bool

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Intervals by bootstrap, so that a difference of noise is not read as a win."""
+"""Bootstrap confidence intervals, so that noise is not mistaken for a gain."""
 
 from typing import NamedTuple
 

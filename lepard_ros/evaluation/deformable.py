@@ -39,7 +39,7 @@ MIRROR_SOURCE = "+mirrored"  # a control: the method sees the mirror image of th
 
 @dataclass(frozen=True)
 class DeformableResult:
-    """What a method made of a pair. warp: moves source points (N, 3) to the target's frame, or None.
+    """Result of a method on a pair. warp: moves source points (N, 3) to the target's frame, or None.
 
     seconds, cpu_seconds: from raw points to matches and warp. accepted: whether it calls the warp good. warped:
     whether a warp was sought at all.
@@ -107,7 +107,7 @@ class MirroredSource:
 
 
 def matches_alone(matches: Matches, seconds: float, cpu_seconds: float) -> DeformableResult:
-    """What a method that does not warp made of a pair."""
+    """Result of a method that only matches."""
     return DeformableResult(matches, None, len(matches.source) > 0, seconds, cpu_seconds, "matched", warped=False)
 
 

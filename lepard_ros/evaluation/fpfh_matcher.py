@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""FPFH in the place of the network: what the tracker reaches with classical features, for tables and quick tests."""
+"""FPFH features instead of the network's: the tracker's classical baseline, also used by quick tests."""
 
 from dataclasses import dataclass, field
 

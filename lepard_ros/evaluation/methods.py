@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Every way to register two clouds by its name, behind one interface, timed alike."""
+"""Registration methods by name behind one interface, all timed the same way."""
 
 import time
 from collections.abc import Callable
@@ -58,7 +58,7 @@ class BaselineMethod:
         self._run: Callable[[FloatArray, FloatArray], Guess] = RIGID_BASELINES[name]
 
     def register(self, source: FloatArray, target: FloatArray) -> MethodResult:
-        """Run the baseline. It has no honest refusal: its transform is reported even when it does not accept it."""
+        """Run the baseline. Its transform is reported even if it rejects the pair."""
         wall, cpu = time.perf_counter(), time.process_time()
         guess = self._run(source, target)
         seconds, cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu

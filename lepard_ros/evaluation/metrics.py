@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The figures of the literature as pure functions: one definition each, stated in its docstring, with an example.
+"""Metrics of the literature as pure functions; each docstring states its definition, with an example.
 
 Transforms are (4, 4) arrays that map source to target, points are (N, 3) metres. A method that refused a pair has
 `None` for its transform: its errors are infinite, so that it can never count as a success.

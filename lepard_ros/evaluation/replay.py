@@ -181,7 +181,7 @@ def false_poses(error: TrajectoryError) -> NDArray[np.bool_]:
 
 
 def figures(replay: Replay, tracker: RigidTracker) -> dict[str, float | None]:
-    """What a table of several bags says of one: errors are None without a truth."""
+    """The row of a bag in a table of several; errors are None without ground truth."""
     error = error_of(replay)
     return {
         "frames": len(replay.tracks),

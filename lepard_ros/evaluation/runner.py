@@ -113,7 +113,7 @@ def _executor(
 
 
 class _Prepared:
-    """Which run a worker of a cluster is prepared for; its threads take turns, since a matcher is not to be shared."""
+    """The run that a cluster worker is prepared for. Its threads take turns, because a matcher is not thread-safe."""
 
     run = ""
     lock = threading.Lock()

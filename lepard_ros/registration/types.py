@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""What registration takes and gives: matches, surfaces, a status, a result."""
+"""Inputs and results of registration: matches, surfaces, status, result."""
 
 import enum
 import time

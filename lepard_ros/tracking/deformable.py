@@ -196,7 +196,7 @@ class _News(NamedTuple):
 
 
 class DeformableTracker:
-    """Follows one bending thing. Not to be shared between threads."""
+    """Tracks one deforming object. Not thread-safe."""
 
     def __init__(self, matcher: "Matcher", settings: DeformableSettings | None = None) -> None:
         """matcher: with weights for deformable scenes."""

@@ -41,7 +41,7 @@ class ForegroundSettings:
 
 @dataclass(frozen=True)
 class Scene:
-    """A cloud that is told apart. body: (N,) which of its points belong to the body. background: the rest, thinned."""
+    """A cloud split in two. body: (N,) which of its points belong to the body. background: the rest, thinned."""
 
     body: BoolArray
     background: Surface

@@ -28,7 +28,7 @@ SEPARATION, SEPARATION_DEGREES = 5.0, 12.0  # motions nearer than both (cells at
 
 @dataclass(frozen=True)
 class ConsistencySettings:
-    """How motions are sought among matches. Lengths in cells of the grid, so that any scale is treated alike.
+    """How hypotheses are found among matches. Lengths in cells of the grid, so that any scale is treated alike.
 
     length_tolerance: by how much two true matches may change their distance. inlier_radius: how near a moved source
     point must come to its target to count. seeds: matches that start a motion. hypotheses: motions that come out.

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""From matches to a rigid motion that one can trust."""
+"""Rigid motion from matches: hypotheses, verification, refinement, acceptance."""
 
 from dataclasses import dataclass, field, replace
 
@@ -128,7 +128,7 @@ def checked_matches(matches: Matches) -> Matches:
 
 
 def _hopeless(matches: Matches, source: Surface, target: Surface) -> Status | None:
-    """Why no motion can be sought at all, if so."""
+    """The reason why no motion can be estimated at all, or None."""
     if min(len(source.points), len(target.points)) < MIN_POINTS:
         return Status.TOO_FEW_POINTS
     if len(matches.confidence) < MIN_INLIERS:

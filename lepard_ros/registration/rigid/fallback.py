@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""A classical second opinion: FPFH features into the same hypotheses, verification and acceptance."""
+"""Classical fallback: FPFH features, then the same hypotheses, verification and acceptance."""
 
 import numpy as np
 import torch

@@ -1,12 +1,12 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """A long walk: three rounds through the corridor of a synthesised building, and the search for a place in its map.
 
-    python bench/walk.py [--clouds 2100] [--views 100] [--folder FOLDER] [--weights rigid]
+    python bench/walk.py [--clouds 2100] [--views 100] [--folder FOLDER] [--weights rigid] [--save MAP | --map MAP]
 
 Clouds of 160 x 120 points, ten a second; the second round looks backwards, so that the map grows. Nothing is read from
 outside. Printed are drift as published and after loop closure, the loops found, memory as the map grows, and for random
 views of the corridor, each with up to LOOKS clouds: how many are found, false poses, and the time of a query.
---folder keeps the rendered images for another run.
+--folder keeps the rendered images for another run, --save the map; --map searches such a map instead of walking.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def walk(tracker: RigidTracker, video: Video) -> None:
         track = tracker.process(points, number / RATE)
         published += [(number / RATE, track.pose)] if track.pose is not None else []
         if number % 500 == 499:
-            tqdm.write(memory(tracker, number + 1))
+            print(memory(tracker, number + 1), flush=True)
     tracker.finish()
     cpu = time.process_time() - cpu
     truth = Trajectory(np.arange(len(video.poses)) / RATE, video.poses)
@@ -150,12 +150,17 @@ def main() -> None:
     parser.add_argument("--views", type=int, default=100, help="to search for (default 100)")
     parser.add_argument("--folder", type=Path, help="where the rendered images are kept")
     parser.add_argument("--weights", default="rigid", help="a shipped name or a file (default rigid)")
+    parser.add_argument("--save", type=Path, help="where the map of the walk is kept")
+    parser.add_argument("--map", type=Path, help="a map of an earlier walk, to search in")
     args = parser.parse_args()
-    video = rendered("walk", rounds(args.clouds, ROUNDS), args.folder)
-    tracker = RigidTracker(load_matcher(args.weights), SETTINGS)
-    walk(tracker, video)
+    matcher, poses = load_matcher(args.weights), rounds(args.clouds, ROUNDS)
+    tracker = RigidTracker.load(args.map, matcher, SETTINGS) if args.map else RigidTracker(matcher, SETTINGS)
+    if not args.map:
+        walk(tracker, rendered("walk", poses, args.folder))
+    if args.save:
+        tracker.save(args.save)
     views = random_views(np.random.default_rng(SEED + 2), args.views)
-    query(tracker, rendered("views", looks(views), args.folder), video.poses[0])
+    query(tracker, rendered("views", looks(views), args.folder), poses[0])
 
 
 if __name__ == "__main__":

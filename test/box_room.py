@@ -34,13 +34,13 @@ BOXES = np.array(
 )
 
 
-def render(pose: NDArray[np.float64], seed: int | None = 0) -> NDArray[np.float32]:
+def render(pose: NDArray[np.float64], seed: int | None = 0, boxes: NDArray[np.float64] = BOXES) -> NDArray[np.float32]:
     """The depth image (H, W) in metres from a pose (4, 4) camera to room; noise of a Kinect unless seed is None."""
     rays = CAMERA.rays().reshape(-1, 3).astype(np.float64) @ pose[:3, :3].T
     origin = pose[:3, 3]
     nearest = np.full(len(rays), np.inf)
     with np.errstate(divide="ignore", invalid="ignore"):
-        for low, high in BOXES:
+        for low, high in boxes:
             first, second = (low - origin) / rays, (high - origin) / rays
             enter = np.minimum(first, second).max(axis=1)
             leave = np.maximum(first, second).min(axis=1)

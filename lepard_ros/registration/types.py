@@ -74,6 +74,7 @@ class Registration:
     rmse: metres, residual of the overlapping surface. overlap: share of the source on the target.
     covariance: (6, 6) of the motion [translation, rotation vector] in the target's frame, or None.
     seconds: wall time by stage. method: which estimator found it ("lepard" or a fallback's name).
+    predicted: metres, one sigma of what the surfaces left open and a prediction filled in; 0 if all was measured.
     """
 
     transform: FloatArray | None
@@ -85,6 +86,7 @@ class Registration:
     covariance: FloatArray | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     method: str = "lepard"
+    predicted: float = 0.0
 
     @property
     def ok(self) -> bool:

@@ -87,7 +87,7 @@ def judge_tracking(health: Health) -> tuple[str, str]:
     if health.tf_problem:
         return "error", health.tf_problem
     if health.state in ("OK", "RELOCALISED"):
-        return "ok", "The pose is known." if not health.state_reason else health.state_reason
+        return ("warn", health.state_reason) if health.state_reason else ("ok", "The pose is known.")
     if health.state == "INITIALISING":
         return "ok", "Waiting for the first usable cloud."
     return "warn", f"Lost: {health.state_reason}"

@@ -10,11 +10,12 @@ from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.geometry.poses import extrapolate, motion_between
 from lepard_ros.geometry.rigid_motion import invert
 from lepard_ros.registration.rigid.estimate import RigidSettings
-from lepard_ros.registration.types import NO_MATCHES
+from lepard_ros.registration.rigid.slack import slack_between
+from lepard_ros.registration.types import NO_MATCHES, Status
 from lepard_ros.tracking.keyframe_map import KeyframeMap
 from lepard_ros.tracking.keyframes import Keyframe
 from lepard_ros.tracking.local_map import LocalMap
-from lepard_ros.tracking.prior import followed, judge_guess
+from lepard_ros.tracking.prior import followed, judge_guess, with_prediction
 from lepard_ros.tracking.sightings import Sighting
 from lepard_ros.tracking.track import TrackerSettings
 from lepard_ros.tracking.views import View
@@ -34,6 +35,12 @@ SURE_ODDS = 1.0
 # A right motion puts at most 0.05 of the points into free space there, and 95 % of them at most 0.01; a cloud that slid
 # along the walls of a room puts 0.04 to 0.27.
 MAX_CONFLICT = 0.03
+# Where the surfaces leave a motion open (a bare corridor), it is predicted for as long as the prediction is worth it:
+# one sigma of it, metres. A velocity is known to so many m/s when it was last measured, and wanders by so many m/s
+# within a second; odometry is wrong by a share of its way.
+MAX_PREDICTED = 0.5
+VELOCITY_ERROR, VELOCITY_WANDER = 0.1, 0.3
+ODOMETRY_ERROR, ODOMETRY_DRIFT = 0.01, 0.05
 ALIKE = 6  # keyframes around a predicted pose whose overlap with the cloud is compared
 # Between two predictions from which both are tried.
 STANDING = 0.02  # metres
@@ -60,6 +67,10 @@ class Follower:
         self.unsure: list[Sighting] = []  # a motion that `follow` refused, and that will do if nothing better is found
         self._last_keyframe: int | None = None
         self._odometry: FloatArray | None = None  # of the last accepted cloud
+        self._held: tuple[float, FloatArray | None] = (
+            0.0,
+            None,
+        )  # stamp and odometry when all of a motion was measured
         self.pace = Pace()  # of the sensor: a tracker that restarts its map keeps it
         self._followable = True  # the last pose says something about the next one
         self._hint: FloatArray | None = None  # where somebody said that the sensor is
@@ -98,25 +109,52 @@ class Follower:
         share = min((stamp - last_stamp) / (last_stamp - latest[1][0]), 2.0)  # no motion goes on forever
         return [extrapolate(latest[1][1], last, share), last]
 
-    def follow(self, view: View, stamp: float, guesses: list[FloatArray]) -> Sighting | None:
-        """The motion to the keyframe that shows most of the cloud; None where it cannot be trusted."""
+    def follow(
+        self, view: View, stamp: float, guesses: list[FloatArray], odometry: FloatArray | None = None
+    ) -> Sighting | None:
+        """The motion to the keyframe that shows most of the cloud; None where it cannot be trusted.
+
+        guesses: of `predict`, the first one fills in what the surfaces leave open. odometry: where it came from.
+        """
         self.unsure = []
         if not guesses or not self.recent(stamp):
             return None
         frame = self.candidates(view, guesses[0], 1)[0]
-        guesses = _distinct(guesses)
+        guesses, sigma = _distinct(guesses), self._prediction_sigma(stamp, odometry)
         for wide in (False, True):
             motion = invert(frame.pose) @ self.local_map.align(view, guesses, frame, wide)
-            sighting = self._judged(view, frame, motion, self._sure)
+            predicted = invert(frame.pose) @ guesses[0]
+            sighting = self._judged(view, frame, motion, predicted, sigma, self._sure)
             if self.reachable_from_last(sighting, stamp):
                 return sighting
-            mild = self._judged(view, frame, motion, self._mild)
+            mild = self._judged(view, frame, motion, predicted, sigma, self._mild)
             self.unsure = self.unsure or [mild] * self.reachable_from_last(mild, stamp)
         return None
 
-    def _judged(self, view: View, frame: Keyframe, motion: FloatArray, rule: RigidSettings) -> Sighting:
+    def _judged(
+        self,
+        view: View,
+        frame: Keyframe,
+        motion: FloatArray,
+        predicted: FloatArray,
+        sigma: float,
+        rule: RigidSettings,
+    ) -> Sighting:
+        """The verdict on an aligned motion (4, 4), with what the surfaces leave open as predicted to `sigma` metres."""
+        slack = slack_between(view.surface, frame.surface, motion, rule.refine_points)
+        motion = slack.keep(motion, predicted) if slack else motion
         found = judge_guess(view.surface, frame.surface, motion[None], True, NO_MATCHES, rule, MAX_CONFLICT)
-        return Sighting(frame, found)
+        if slack and sigma > MAX_PREDICTED:
+            found = replace(found, transform=None, covariance=None, status=Status.DEGENERATE)
+        return Sighting(frame, with_prediction(found, slack, sigma) if slack else found)
+
+    def _prediction_sigma(self, stamp: float, odometry: FloatArray | None) -> float:
+        """One sigma in metres of a position that was only predicted since all of a motion was last measured."""
+        since, then = self._held
+        if odometry is not None and then is not None:
+            return ODOMETRY_ERROR + ODOMETRY_DRIFT * motion_between(then, odometry)[0]
+        seconds = abs(stamp - since)
+        return VELOCITY_ERROR * seconds + VELOCITY_WANDER * seconds**1.5 / 3**0.5
 
     def recent(self, stamp: float) -> bool:
         """Whether the last pose is so young that its motion still counts."""
@@ -130,12 +168,19 @@ class Follower:
         rated.sort(key=lambda pair: -pair[0] - (STAY if pair[1].id == self._last_keyframe else 0.0))
         return [frame for _, frame in rated[:count]] or [keyframes.nearest(pose)]
 
-    def accept(self, view: View, believed: Sighting, odometry: FloatArray | None) -> None:
+    def accept(self, view: View, believed: Sighting, stamp: float, odometry: FloatArray | None) -> None:
         """Note where the cloud was: the next one starts from there."""
         frame, transform = believed.keyframe, believed.registration.transform
+        if not believed.registration.predicted:
+            self._held = stamp, odometry
         self._last_keyframe, self._odometry = frame.id, odometry
         self._followable, self._hint = True, None
         self.local_map.note(view, frame, np.eye(4) if transform is None else transform)
+
+    def begin(self, frame: Keyframe) -> None:
+        """A map starts with this keyframe."""
+        self._held = frame.stamp, None
+        self.stay_with(frame)
 
     def stay_with(self, frame: Keyframe) -> None:
         """Prefer a keyframe from now on: the newest one."""

@@ -13,7 +13,7 @@ from lepard_ros.registration.types import NO_MATCHES, Registration
 from lepard_ros.tracking.keyframes import Keyframe, KeyframeBuffer
 from lepard_ros.tracking.places import most_similar
 from lepard_ros.tracking.pose_graph import Edge
-from lepard_ros.tracking.prior import align_from_guesses
+from lepard_ros.tracking.prior import align_from_guesses, determined
 from lepard_ros.tracking.track import TrackerSettings
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ class Student:
         if not others:
             return []
         clouds = [other.view.encode(self._matcher) for other in others]
-        return self._matcher.register_many(frame.view.encode(self._matcher), clouds)
+        found = self._matcher.register_many(frame.view.encode(self._matcher), clouds)
+        return [determined(frame.surface, other.surface, m) for other, m in zip(others, found, strict=True)]
 
     def _is_old(self, frame: Keyframe, other: Keyframe) -> bool:
         return frame.id - other.id > self.settings.loop_gap

@@ -9,6 +9,7 @@ from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.registration.rigid.acceptance import CENTRE, FEATURES, MIN_INLIERS, Evidence, gather_evidence, quality
 from lepard_ros.registration.rigid.estimate import MIN_POINTS, VERIFY_POINTS, RigidSettings, verdict
 from lepard_ros.registration.rigid.icp import IcpSettings, align, sample
+from lepard_ros.registration.rigid.slack import Slack, slack_between
 from lepard_ros.registration.types import NO_MATCHES, Matches, Registration, Status, Surface
 
 METHOD = "motion"
@@ -23,6 +24,7 @@ GUESS_REACH = 0.25
 COARSE_POINTS = 600
 COARSE_ITERATIONS = 12
 FINE_ITERATIONS = 12
+SLACK_POINTS = 1500  # of a cloud, on which it is judged what a motion leaves open
 
 
 def align_from_guesses(
@@ -40,7 +42,21 @@ def align_from_guesses(
         motions = motions[[int(np.argmax(_qualities(source, target, motions, settings)))]]
     many = sample(source, settings.refine_points)
     motions, settled = align(many, target, motions, FINE_ITERATIONS, settings.icp)
-    return judge_guess(source, target, motions, bool(settled[0]), matches, settings)
+    return determined(source, target, judge_guess(source, target, motions, bool(settled[0]), matches, settings))
+
+
+def determined(source: Surface, target: Surface, motion: Registration) -> Registration:
+    """A motion, refused if the surfaces leave it open in some direction: along a bare corridor any place fits."""
+    if motion.transform is None or not slack_between(source, target, motion.transform, SLACK_POINTS):
+        return motion
+    return replace(motion, transform=None, covariance=None, status=Status.DEGENERATE)
+
+
+def with_prediction(motion: Registration, slack: Slack, sigma: float) -> Registration:
+    """A motion whose open directions were predicted, good to `sigma` metres: the covariance says so."""
+    if motion.transform is None or motion.covariance is None:
+        return motion
+    return replace(motion, covariance=motion.covariance + slack.covariance(motion.transform, sigma), predicted=sigma)
 
 
 def judge_guess(

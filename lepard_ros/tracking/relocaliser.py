@@ -16,7 +16,7 @@ from lepard_ros.tracking.follower import Follower
 from lepard_ros.tracking.keyframe_map import KeyframeMap
 from lepard_ros.tracking.keyframes import Keyframe, view_distances
 from lepard_ros.tracking.places import most_similar
-from lepard_ros.tracking.prior import align_from_guesses, followed
+from lepard_ros.tracking.prior import align_from_guesses, determined, followed
 from lepard_ros.tracking.sightings import Sighting, largest_group, preferred, same_place
 from lepard_ros.tracking.track import TrackerSettings
 from lepard_ros.tracking.views import View
@@ -114,6 +114,7 @@ class Relocaliser:
         """What each keyframe says: the network's motions in one batch, and those from the guesses beside them."""
         clouds = [frame.view.encode(self._matcher) for frame in frames]
         matched = self._matcher.register_many(view.encode(self._matcher), clouds)
+        matched = [determined(view.surface, frame.surface, m) for frame, m in zip(frames, matched, strict=True)]
         for place, frame in enumerate(frames if guesses else []):
             matched[place] = self._try_guesses(view, frame, matched[place], guesses, rule)
             if matched[place].ok:
@@ -136,7 +137,8 @@ class Relocaliser:
 
     def _fall_back(self, view: View, frame: Keyframe, refused: Registration) -> Registration:
         """Classical features, where all of the network's motions were refused."""
-        second = register_fpfh(view.surface, frame.surface, self._rigid)
+        found = register_fpfh(view.surface, frame.surface, self._rigid)
+        second = determined(view.surface, frame.surface, found)
         return second if second.ok else refused
 
     def _search_order(self, view: View) -> list[Keyframe]:

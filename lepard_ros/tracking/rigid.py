@@ -63,7 +63,7 @@ class RigidTracker:
         if not len(self.keyframes):
             return self._begin(view, stamp, clock)
         guesses = self._follower.predict(stamp, odometry)
-        believed = None if self._doubtful else self._follower.follow(view, stamp, guesses)
+        believed = None if self._doubtful else self._follower.follow(view, stamp, guesses, odometry)
         clock.stop("track")
         event, sightings = Event.FOLLOWED, [believed] if believed else []
         if believed is None:
@@ -187,7 +187,7 @@ class RigidTracker:
         frame = self._map.begin(view, stamp, self.origin)
         self._map.path.add(stamp, frame.id, np.eye(4))
         self._background.submit(lambda: view.encode(self.matcher), lambda _: frame.weigh())
-        self._follower.stay_with(frame)
+        self._follower.begin(frame)
         self._state, self._started_here = next_state(self._state, Event.STARTED), True
         return Track(
             stamp=stamp,
@@ -251,12 +251,12 @@ class RigidTracker:
         self._state = next_state(self._state, event)
         twist = self._twist(stamp, believed)
         self._relocaliser.forget()
-        self._follower.accept(view, believed, odometry)
+        self._follower.accept(view, believed, stamp, odometry)
         self._map.path.add(stamp, frame.id, motion.transform)
         track = Track(
             stamp=stamp,
             state=self._state,
-            reason=f"registered to keyframe {frame.id} ({motion.method})",
+            reason=_how(believed),
             pose=believed.pose,
             covariance=covariance,
             registration=motion,
@@ -349,3 +349,10 @@ class RigidTracker:
             keyframe_pose=best.keyframe.pose,
             seconds=clock.seconds,
         )
+
+
+def _how(believed: Sighting) -> str:
+    """How a pose was found, and what of it was not."""
+    frame, motion = believed.keyframe, believed.registration
+    open_part = f"; one direction is open and only predicted, to {motion.predicted:.2f} m" if motion.predicted else ""
+    return f"registered to keyframe {frame.id} ({motion.method}){open_part}"

@@ -37,6 +37,8 @@ def same_place(first: FloatArray, second: FloatArray) -> bool:
 
 def preferred(expected: Registration, matched: Registration) -> Registration:
     """The better of two motions to the same keyframe: one from the motion so far, one from the matches."""
+    if not expected.ok and not matched.ok:
+        return expected if expected.overlap > matched.overlap else matched  # its reason is nearer to the truth
     if not expected.ok or not matched.ok:
         return expected if expected.ok else matched
     return matched if matched.overlap > expected.overlap + CLEARLY_BETTER else expected

@@ -31,13 +31,13 @@ def alignment_covariance(
     independent = total * min((spacing / patch) ** 2, 1.0)
     curvature = hessian[0] / total + MIN_CURVATURE * np.eye(6)
     about_centre = np.linalg.inv(curvature) * variance / max(independent, 1.0)
-    shift = _turn_about(transform[:3, 3] - centre[0])
+    shift = turn_about(transform[:3, 3] - centre[0])
     floor = np.diag([(FLOOR_TRANSLATION * patch) ** 2] * 3 + [FLOOR_ROTATION**2] * 3)
     covariance = shift @ (about_centre + floor) @ shift.T
     return (covariance + covariance.T) / 2.0
 
 
-def _turn_about(offset: FloatArray) -> FloatArray:
+def turn_about(offset: FloatArray) -> FloatArray:
     """(6, 6) that carries [shift, turn] at a centre to a point `offset` (3,) away from it."""
     x, y, z = offset
     carry = np.eye(6)

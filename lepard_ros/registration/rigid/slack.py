@@ -1,0 +1,88 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
+"""Which motions the touching surfaces leave open: a bare corridor lets a cloud slide along it, and fits everywhere.
+
+The Hessian of the alignment alone does not tell. Normals are noisy, and on bare walls their noise resists sliding as a
+few real edges would. Neighbouring points share the surface but hardly the noise, so here the curvature is summed over
+pairs of different points of a patch, where the noise averages out.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from lepard_ros.geometry.arrays import FloatArray
+from lepard_ros.geometry.rigid_motion import exponential, invert
+from lepard_ros.registration.rigid.covariance import turn_about
+from lepard_ros.registration.rigid.icp import Contact, sample, touch
+from lepard_ros.registration.types import Surface
+
+PATCH = 7.0  # spacings: the side of a patch
+REACH = 1.5  # spacings within which surfaces touch
+# The mean sine by which the normals must resist a motion, or it is open. With true motions of synthesised clouds, bare
+# corridors resist sliding by up to 0.02; the least that rooms and furnished corridors showed is 0.066.
+HELD = 0.04
+
+
+class Slack(NamedTuple):
+    """Motions that an alignment leaves open.
+
+    directions: (6, K) in the target's frame, [shift, turn] about `centre` (3,), each moves the touching points by one
+    metre in the mean.
+    """
+
+    directions: FloatArray
+    centre: FloatArray
+
+    def __bool__(self) -> bool:
+        """Whether anything is open."""
+        return self.directions.shape[1] > 0
+
+    def keep(self, motion: FloatArray, predicted: FloatArray) -> FloatArray:
+        """A motion (4, 4) with what is open as `predicted` (4, 4) says, and all else as it was."""
+        apart = predicted @ invert(motion)
+        shift = apart[:3, 3] + apart[:3, :3] @ self.centre - self.centre
+        turn = np.array([apart[2, 1] - apart[1, 2], apart[0, 2] - apart[2, 0], apart[1, 0] - apart[0, 1]]) / 2
+        share = np.linalg.pinv(self.directions) @ np.concatenate([shift, turn])
+        step = exponential((self.directions @ share)[None])[0]
+        step[:3, 3] += self.centre - step[:3, :3] @ self.centre
+        return step @ motion
+
+    def covariance(self, motion: FloatArray, sigma: float) -> FloatArray:
+        """(6, 6) of a motion (4, 4) that is wrong by `sigma` metres at the touching points in what is open."""
+        carry = turn_about(motion[:3, 3] - self.centre) @ self.directions
+        return sigma**2 * carry @ carry.T
+
+
+def slack_between(source: Surface, target: Surface, motion: FloatArray, points: int) -> Slack:
+    """What a motion (4, 4) of the source onto the target leaves open, from at most so many points of the source."""
+    contact = touch(sample(source, points), target, motion[None], REACH * target.spacing)
+    return slack_of(contact, contact.lying(target.spacing)[0].astype(float), PATCH * target.spacing)
+
+
+def slack_of(contact: Contact, weight: FloatArray, patch: float) -> Slack:
+    """What a contact (of one motion) leaves open. weight: (n,). patch: metres."""
+    used = weight > 0
+    points, normals, weight = contact.moved[0][used], contact.normal[0][used], weight[used]
+    if len(points) < 3:
+        return Slack(np.eye(6), np.zeros(3))
+    centre = weight @ points / weight.sum()
+    arms = points - centre
+    radius = max(float(np.sqrt(weight @ (arms**2).sum(1) / weight.sum())), 1e-6)
+    rows = np.concatenate([normals, np.cross(arms, normals) / radius], axis=1)  # a turn counts as its shift at `radius`
+    strength, axes = np.linalg.eigh(_shared_curvature(points, rows, weight, patch))
+    loose = axes[:, strength < HELD**2]
+    loose[3:] /= radius
+    return Slack(loose, centre)
+
+
+def _shared_curvature(points: FloatArray, rows: FloatArray, weight: FloatArray, patch: float) -> FloatArray:
+    """The mean product (6, 6) of the rows (n, 6) of two different points of one patch; a lone point has no say."""
+    _, place = np.unique(np.floor(points / patch).astype(np.int64), axis=0, return_inverse=True)
+    place = place.reshape(-1)
+    count = int(place.max()) + 1
+    total, squares = np.bincount(place, weight, count), np.bincount(place, weight**2, count)
+    sums = np.stack([np.bincount(place, weight * column, count) for column in rows.T], axis=1)
+    pairs = total**2 - squares
+    share = np.divide(total, pairs, out=np.zeros(count), where=pairs > 1e-9)
+    alone = (rows * (share[place] * weight**2)[:, None]).T @ rows
+    return (sums.T @ (sums * share[:, None]) - alone) / weight.sum()

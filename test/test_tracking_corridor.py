@@ -133,6 +133,7 @@ def test_a_corridor_gives_no_edge_and_no_place() -> None:
 def test_the_status_of_a_predicted_pose_names_the_reason_and_the_diagnostics_warn() -> None:
     pytest.importorskip("rclpy", reason="ROS 2 is not installed here")
     from lepard_ros.msg import TrackingStatus
+
     from lepard_ros.ros.diagnostics import Health, judge_tracking
     from lepard_ros.ros.status import reason_code
 

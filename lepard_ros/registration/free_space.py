@@ -7,13 +7,13 @@ conflict is evidence, not proof.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import minimum_filter
 
 from lepard_ros.geometry.arrays import FloatArray
+from lepard_ros.registration.surface_memo import kept_for_surface
 from lepard_ros.registration.types import Surface
 
 
@@ -41,7 +41,7 @@ def octahedral_cells(directions: FloatArray, cells: int) -> NDArray[np.int64]:
     return row * cells + column
 
 
-@lru_cache(maxsize=32)  # a sensor is judged against the same keyframe for many clouds
+@kept_for_surface
 def depth_map(surface: Surface, cells: int) -> FloatArray:
     """Nearest depth seen in and around each cell, in metres; NaN where nothing was seen. Returns (cells^2,)."""
     rays = surface.points - surface.viewpoint

@@ -2,7 +2,6 @@
 """Whether an alignment can be trusted: evidence from the surfaces and the matches, and one rule that weighs it."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +11,7 @@ from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.geometry.rigid_motion import invert, move
 from lepard_ros.registration.free_space import FreeSpaceSettings, conflicts, octahedral_cells
 from lepard_ros.registration.rigid.icp import Contact, normal_equations, sample, touch
+from lepard_ros.registration.surface_memo import kept_for_surface
 from lepard_ros.registration.types import Matches, Status, Surface
 
 MIN_INLIERS = 5  # matches that must agree: three determine a motion, the rest confirm it
@@ -103,7 +103,7 @@ def free_space_conflict(
 PLANE_CELLS = 5.0  # cells within which parallel surfaces are one plane
 
 
-@lru_cache(maxsize=32)
+@kept_for_surface
 def distinctness(surface: Surface) -> FloatArray:
     """What each point of a surface is worth as evidence, (N,): a wall fits any wall, a chair only a chair.
 

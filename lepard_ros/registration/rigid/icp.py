@@ -3,7 +3,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.geometry.rigid_motion import exponential, move, turn
+from lepard_ros.registration.surface_memo import kept_for_surface
 from lepard_ros.registration.types import Surface
 
 MIN_FACING = 0.5  # cosine between normals that agree
@@ -48,7 +48,7 @@ class Contact(NamedTuple):
         return self.touching & (self.distance < 1.5 * spacing) & (np.abs(self.residual) < 0.6 * spacing)
 
 
-@lru_cache(maxsize=32)
+@kept_for_surface
 def sample(surface: Surface, max_points: int) -> Surface:
     """At most `max_points` points of a surface, evenly and always the same ones."""
     count = len(surface.points)

@@ -30,7 +30,8 @@ from lepard_ros.demo.story import Film, make_film, write_bag
 from lepard_ros.matcher import Matcher
 from lepard_ros.registration.deformable.warp import Warp
 from lepard_ros.synthesis.creature_sequences import CreatureSequence, creature_sequence
-from lepard_ros.tracking.deformable import DeformableSettings, DeformableTracker
+from lepard_ros.tracking.deformable import DeformableTracker
+from lepard_ros.tracking.deformable_settings import DeformableSettings
 
 WARM_UP = 3  # clouds, left out of the figures
 DISCOVERY_SECONDS = 120.0

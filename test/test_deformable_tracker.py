@@ -12,7 +12,8 @@ from lepard_ros.geometry.voxel_grid import group_by_cell
 from lepard_ros.registration.deformable.graph import GraphSettings, clusters
 from lepard_ros.registration.deformable.warp import Warp
 from lepard_ros.registration.types import Matches
-from lepard_ros.tracking.deformable import DeformableSettings, DeformableTrack, DeformableTracker
+from lepard_ros.tracking.deformable import DeformableTrack, DeformableTracker
+from lepard_ros.tracking.deformable_settings import DeformableSettings
 from lepard_ros.tracking.model import CanonicalModel, ModelSettings, imprint
 from lepard_ros.tracking.track import TrackingState
 from test_graph import plane, two_limbs

@@ -8,7 +8,8 @@ import pytest
 
 from lepard_ros.matcher import Matcher
 from lepard_ros.synthesis.creature_sequences import CreatureSequence, creature_sequence
-from lepard_ros.tracking.deformable import DeformableSettings, DeformableTrack, DeformableTracker
+from lepard_ros.tracking.deformable import DeformableTrack, DeformableTracker
+from lepard_ros.tracking.deformable_settings import DeformableSettings
 from lepard_ros.tracking.track import TrackingState
 
 pytestmark = pytest.mark.slow

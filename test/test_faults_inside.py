@@ -76,6 +76,8 @@ class FragileMode:
             raise self.saving
         return "saved"
 
+    def close(self) -> None: ...
+
     def facts(self) -> dict[str, str]:
         return {}
 
@@ -216,6 +218,7 @@ def test_weights_of_the_other_mode_work_and_are_named(
     for step in range(2):
         status = made.process(Frame(cloud_at(step)[part, part], (step + 1) * STEP_NS, "camera"), set()).status
         assert (status.mode, status.reason == TrackingStatus.REASON_INTERNAL_ERROR) == (mode, False)
+    made.close()
     assert mode == "deformable" or status.state == TrackingStatus.OK
 
 

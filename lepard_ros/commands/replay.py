@@ -14,7 +14,8 @@ from lepard_ros.errors import InputError
 from lepard_ros.evaluation.deformable_replay import replay_deformable
 from lepard_ros.evaluation.replay import figures, load_matcher, replay_bag, summary, tracked_frames
 from lepard_ros.report.replay import prepare_output, replay_report, write_results
-from lepard_ros.tracking.deformable import DeformableSettings, DeformableTracker
+from lepard_ros.tracking.deformable import DeformableTracker
+from lepard_ros.tracking.deformable_settings import DeformableSettings
 from lepard_ros.tracking.rigid import RigidTracker
 from lepard_ros.tracking.track import TrackerSettings
 

@@ -118,19 +118,38 @@ def play(
     return time.monotonic() - started
 
 
+def family(pid: int) -> list[int]:
+    """A process and those that it started, as far as they run; itself alone where /proc does not say."""
+    members = [pid]
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            started = [int(child) for child in children.read_text().split()]
+        except OSError:  # the thread has ended
+            continue
+        members += [member for child in started for member in family(child)]
+    return members
+
+
 def cpu_seconds(pid: int) -> float:
-    """Processor time that a process has used, all its threads together; 0 where /proc does not exist."""
-    path = Path(f"/proc/{pid}/stat")
-    if not path.is_file():
+    """Processor time that a process and its children have used, all threads; 0 where /proc does not exist."""
+    return sum(_used(member) for member in family(pid))
+
+
+def _used(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
         return 0.0
-    fields = path.read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def resident_megabytes(pid: int) -> float:
-    """Memory of a process; 0 where /proc does not exist or the process has ended."""
-    statm = Path(f"/proc/{pid}/statm")
+    """Memory of a process and its children; 0 where /proc does not exist or the process has ended."""
+    return sum(_resident(member) for member in family(pid))
+
+
+def _resident(pid: int) -> float:
     try:
-        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
     except (OSError, IndexError):
         return 0.0

@@ -19,7 +19,9 @@ from lepard_ros.ros.modes import LATCHED, Output, Result, Topic
 from lepard_ros.ros.parameters import NodeSettings, parse_box
 from lepard_ros.ros.status import status_message
 from lepard_ros.ros.warp_message import warp_message
-from lepard_ros.tracking.deformable import DeformableSettings, DeformableTrack, DeformableTracker
+from lepard_ros.tracking.deformable import DeformableTrack, DeformableTracker
+from lepard_ros.tracking.deformable_settings import DeformableSettings
+from lepard_ros.tracking.examination import Examiner
 
 
 def tracker_settings(settings: NodeSettings) -> DeformableSettings:
@@ -54,11 +56,15 @@ class DeformableMode:
         plan: FramePlan,
         description: str = "",
         tracker: DeformableTracker | None = None,
+        examiner: Examiner | None = None,
     ) -> None:
-        """Start without a model: the first cloud becomes the model. tracker: an external one, fed by the caller."""
+        """Start without a model: the first cloud becomes the model. tracker: an external one, fed by the caller.
+
+        matcher or examiner: who has the network.
+        """
         self.description = description
         self._settings, self._plan = settings, plan
-        self._tracker = tracker or DeformableTracker(matcher, tracker_settings(settings))
+        self._tracker = tracker or DeformableTracker(matcher, tracker_settings(settings), examiner)
         self._model_ns = 0
         self._model_due_ns = 0
 
@@ -111,6 +117,10 @@ class DeformableMode:
         write_cloud(temporary, model.points)
         temporary.replace(path)
         return f"The model of {len(model.points)} points was written to {path}"
+
+    def close(self) -> None:
+        """End the second worker."""
+        self._tracker.close()
 
     def facts(self) -> dict[str, str]:
         """What the diagnostics show."""

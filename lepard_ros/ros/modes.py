@@ -93,6 +93,10 @@ class Mode(Protocol):
         """Write the map to `directory`, atomically, and say what was written."""
         ...
 
+    def close(self) -> None:
+        """The node lets go of the mode: end what runs beside it."""
+        ...
+
     def facts(self) -> dict[str, str]:
         """What the diagnostics show of the mode."""
         ...

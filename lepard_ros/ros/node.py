@@ -201,6 +201,8 @@ class LepardNode(LifecycleNode):
             self.destroy_publisher(publisher)
         if self._plan is not None:
             self._plan.close()
+        if self._mode is not None:
+            self._mode.close()
         self._outputs, self._mode, self._plan = {}, None, None
 
     # ---- input ----
@@ -538,24 +540,34 @@ def make_mode(settings: NodeSettings, plan: FramePlan, logger: Any) -> Mode:
 
     # One core stays free for tracking, which does not use torch.
     torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() - 1))
-    choices = MatcherSettings(grid=settings.grid or None)
-    matcher = Matcher.from_pretrained(settings.weights or settings.mode, device=settings.device, settings=choices)
-    matcher.warm_up()
-    if matcher.card.mode != settings.mode:
-        logger.warning(
-            f"The weights '{matcher.card.name}' were trained for {matcher.card.mode} scenes, but the mode is "
-            f"{settings.mode}; leave the parameter weights empty to take those of the mode."
-        )
-    description = f"weights {matcher.card.name}, device {matcher.runs_on}, threads: {torch.get_num_threads()}"
+    choices, name = MatcherSettings(grid=settings.grid or None), settings.weights or settings.mode
     if settings.mode == "deformable":
         from lepard_ros.ros.deformable_mode import DeformableMode
+        from lepard_ros.tracking.matching_process import MatchingProcess, Weights
 
-        return DeformableMode(matcher, settings, plan, description)
+        examiner = MatchingProcess(Weights(name, settings.device, choices, torch.get_num_threads()))
+        description = _described(*examiner.facts, settings, logger)
+        return DeformableMode(None, settings, plan, description, examiner=examiner)
+    matcher = Matcher.from_pretrained(name, device=settings.device, settings=choices)
+    matcher.warm_up()
+    description = _described(matcher.card.name, matcher.card.mode, matcher.runs_on, settings, logger)
     from lepard_ros.ros.rigid_mode import RigidMode
     from lepard_ros.tracking.compiled import small_gicp
 
     small_gicp()  # loaded, or missed with a warning, now and not with the first cloud
     return RigidMode(matcher, settings, plan, description, closes_loops=_ready_for_loops(settings, logger))
+
+
+def _described(name: str, mode: str, runs_on: str, settings: NodeSettings, logger: Any) -> str:
+    """What was loaded, for the log: the weights' name and the mode they were trained for, and what computes."""
+    import torch
+
+    if mode != settings.mode:
+        logger.warning(
+            f"The weights '{name}' were trained for {mode} scenes, but the mode is "
+            f"{settings.mode}; leave the parameter weights empty to take those of the mode."
+        )
+    return f"weights {name}, device {runs_on}, threads: {torch.get_num_threads()}"
 
 
 def _ready_for_loops(settings: NodeSettings, logger: Any) -> bool:

@@ -142,6 +142,9 @@ class RigidMode:
         self._unsaved = False
         return f"{len(self._tracker.keyframes)} keyframes written to {directory}"
 
+    def close(self) -> None:
+        """Nothing to do: its second worker is a thread that ends by itself."""
+
     def facts(self) -> dict[str, str]:
         """What the diagnostics show."""
         keyframes = self._tracker.keyframes

@@ -9,32 +9,27 @@ import numpy as np
 from lepard_ros.errors import InputError
 from lepard_ros.geometry.arrays import BoolArray, FloatArray
 from lepard_ros.geometry.rigid_motion import move
-from lepard_ros.registration.deformable.fit import NonrigidSettings
-from lepard_ros.registration.deformable.foreground import NO_BACKGROUND, ForegroundSettings, camera_motion, split_scene
+from lepard_ros.registration.deformable.foreground import NO_BACKGROUND, camera_motion, split_scene
 from lepard_ros.registration.deformable.graph import finite_points
-from lepard_ros.registration.deformable.match_filter import FilterSettings
-from lepard_ros.registration.deformable.nonrigid import SurfaceFollower, solve_nonrigid
+from lepard_ros.registration.deformable.nonrigid import SurfaceFollower
 from lepard_ros.registration.deformable.surface_contact import thinned_surface
 from lepard_ros.registration.deformable.warp import Warp
 from lepard_ros.registration.types import NO_MATCHES, Matches, StageClock
 from lepard_ros.tracking.background import Background
-from lepard_ros.tracking.model import CanonicalModel, Change, Imprint, ModelSettings, thin
-from lepard_ros.tracking.recovery import moved_by_matches, possible_matches
+from lepard_ros.tracking.deformable_settings import DeformableSettings
+from lepard_ros.tracking.examination import MAX_STRAIN, Examined, Examiner, Learnt, OwnExaminer, Task
+from lepard_ros.tracking.model import CanonicalModel, Change, Imprint, thin
 from lepard_ros.tracking.sights import (
     RESTING,
     Live,
     Sight,
-    Study,
     View,
     carried_on,
     corrected,
     degrees_between,
     drift_between,
-    median_motion,
     most_redundant,
     sight_of,
-    study,
-    turn_of,
 )
 from lepard_ros.tracking.track import TrackingState
 
@@ -42,6 +37,8 @@ if TYPE_CHECKING:
     from lepard_ros.matcher import Matcher
 
 MIN_POINTS = 200  # of a cloud on the model's grid
+# How far a body turns, at most, from where it was predicted. Its back may look like its front.
+MAX_DEGREES, MAX_DEGREES_A_SECOND = 40.0, 45.0
 # Keyframes, seen from the most similar side, that a cloud is matched with besides the last view.
 MATCHED_KEYFRAMES = 2
 LOST_KEYFRAMES = 3  # once the body is lost; each further search tries the next ones
@@ -49,62 +46,10 @@ MAX_WAITING = 30  # clouds that are kept while the lost body is sought
 CATCH_UP_SECONDS = 0.19  # between those of them that are followed once it is found
 FADING = 0.9  # of the support that the last matches gave, with every cloud that is only followed
 # Limits of following without matches: seconds since the last accepted cloud, least share of the cloud on the model,
-# most of the model in free space. (What lies inside out is not limited: the far side of a thin limb does.)
-FOLLOW_SECONDS, MIN_FOLLOWED_COVER, MAX_FOLLOWED_CONFLICT = 0.5, 0.75, 0.1
-# Most strain of a warp (root mean square misfit of the edges, of their length). Bodies in films that were followed
-# rightly had 0.03 to 0.10, fitted to matches up to 0.19; where legs were exchanged, or the hidden side led astray, it
-# was 0.22 and more.
-MAX_STRAIN = 0.2
-# How far a body turns, at most, from where it was predicted. Its back may look like its front.
-MAX_DEGREES, MAX_DEGREES_A_SECOND = 40.0, 45.0
-# Of a body that was lost: least share of the matches that agree, and least mean cosine between the normals. Nothing
-# else says where it is, and front and back look alike: exchanged they had 0.08 to 0.37 and 0.15 to 0.84.
-MIN_FOUND_INLIERS, MIN_FOUND_ALIGNED = 0.5, 0.7
-MAX_JUMP = 0.1  # metres: the median node does not leave its predicted place farther than this within FOLLOW_SECONDS
-
-
-@dataclass(frozen=True)
-class DeformableSettings:
-    """How a bending thing is followed. Lengths in metres.
-
-    max_keyframes: past clouds that are kept, from all sides of the body.
-    keyframe_motion, keyframe_degrees: mean motion and turn of the model, since every keyframe, that makes a new one.
-    min_overlap: share of the warped model on the live cloud. max_rejections: searches for a lost body
-    that may be in vain before the model restarts.
-    follower: the solver without matches; it goes on from the last warp to the nearest surface, which only sees small
-    motions and no sliding. So it runs within FOLLOW_SECONDS of the last accepted cloud, and for at most max_followed
-    clouds in a row.
-    background_clouds: 0 matches every cloud before it is warped. Else the follower keeps the sensor's pace, and a
-    second worker matches one cloud at a time: so many clouds later the model learns from that one, and the last warp is
-    corrected. threaded: whether the worker is a thread (a live sensor) or works at once (a replay, the same warps).
-    patient: wait for matches that are late. Else they are taken in when they are there, and no cloud waits, not even
-    while the body is lost: the clouds that came meanwhile are followed up once it is found.
-    max_range: points beyond are left out. foreground: how the body is told from the room, or None to take the whole
-    cloud.
-    """
-
-    model: ModelSettings = field(default_factory=ModelSettings)
-    solver: NonrigidSettings = field(default_factory=lambda: NonrigidSettings(iterations=10, max_seconds=10.0))
-    follower: NonrigidSettings = field(
-        default_factory=lambda: NonrigidSettings(surface_reach=0.06, iterations=6, tolerance=0.02, max_seconds=10.0)
-    )
-    filter: FilterSettings = field(default_factory=FilterSettings)
-    foreground: ForegroundSettings | None = field(default_factory=ForegroundSettings)
-    max_keyframes: int = 12
-    keyframe_motion: float = 0.15
-    keyframe_degrees: float = 25.0
-    min_overlap: float = 0.15
-    max_rejections: int = 10
-    max_followed: int = 15
-    max_range: float = float("inf")
-    background_clouds: int = 0
-    threaded: bool = False
-    patient: bool = True
-
-    def __post_init__(self) -> None:
-        """Refuse settings that make no sense."""
-        if self.max_keyframes < 1 or self.max_rejections < 1 or not self.keyframe_motion > 0:
-            raise InputError("max_keyframes, max_rejections and keyframe_motion must be more than 0.")
+# most of the model in free space. (What lies inside out is not limited: the far side of a thin limb does.) Seconds
+# enough for a live sensor whose clouds were dropped while the body was sought: else it would have to be sought again.
+FOLLOW_SECONDS, MIN_FOLLOWED_COVER, MAX_FOLLOWED_CONFLICT = 1.0, 0.75, 0.1
+EXPECTED_SECONDS = 0.5  # for which the body stays near its predicted place
 
 
 @dataclass(frozen=True)
@@ -152,44 +97,10 @@ class _Found(NamedTuple):
     keyframe: bool = False
 
 
-class _Task(NamedTuple):
-    """What the second worker needs to examine a cloud.
-
-    expected: where the body must be, roughly, if that is known. max_degrees: from where it is predicted.
-    """
-
-    model: CanonicalModel
-    live: Live
-    predicted: Warp
-    expected: Warp | None
-    max_degrees: float
-    views: list[View]
-    lost: bool
-
-
-class _Learnt(NamedTuple):
-    """The model that has learnt from a cloud, what changed, that cloud as a view, and a follower of the new model."""
-
-    model: CanonicalModel
-    change: Change
-    view: View
-    follower: SurfaceFollower
-
-
-class _Examined(NamedTuple):
-    """What matching says about a cloud: the warp to it, or the reason to refuse that one, and what was learnt."""
-
-    task: _Task
-    study: Study
-    warp: Warp
-    reason: str
-    learnt: _Learnt | None
-
-
 class _News(NamedTuple):
     """What the model learnt from a past cloud since the last one. then: where it lay there."""
 
-    examined: _Examined
+    examined: Examined
     then: Imprint
     change: Change
     keyframe: bool
@@ -198,10 +109,15 @@ class _News(NamedTuple):
 class DeformableTracker:
     """Tracks one deforming object. Not thread-safe."""
 
-    def __init__(self, matcher: "Matcher", settings: DeformableSettings | None = None) -> None:
-        """matcher: with weights for deformable scenes."""
-        self.matcher, self.settings = matcher, settings or DeformableSettings()
-        now = self.settings
+    def __init__(
+        self, matcher: "Matcher | None", settings: DeformableSettings | None = None, examiner: Examiner | None = None
+    ) -> None:
+        """matcher: with weights for deformable scenes; or an examiner that has one."""
+        if examiner is None:
+            assert matcher is not None
+            examiner = OwnExaminer(matcher)
+        self.settings = now = settings or DeformableSettings()
+        self.matcher, self._examiner = matcher, examiner
         self._background = Background(now.threaded, now.background_clouds, now.patient)
         self.reset()
 
@@ -221,6 +137,11 @@ class DeformableTracker:
         self._seeking = False  # whether the second worker looks for a lost body
         self._rejected, self._searches, self._followed = 0, 0, 0  # clouds in a row; searches in vain; clouds in a row
         self._model_stamp = 0.0
+
+    def close(self) -> None:
+        """Let go of the second worker; no cloud may come after that."""
+        self._background.drop()
+        self._examiner.close()
 
     def process(self, points: FloatArray, stamp: float) -> DeformableTrack:
         """Warp the model to a live cloud, (N, 3) or organised (H, W, 3) with NaN, and let it learn from it."""
@@ -273,7 +194,7 @@ class DeformableTracker:
         clock.stop("fuse")
         self._warp, self._last = self.model.warp, sight_of(live, self.model, self.model.warp)
         self._follower = SurfaceFollower(self.model.graph, self.model.surface, self.settings.follower)
-        self._add_view(View(self._last, self._background.run(lambda: self.matcher.encode(live.points))))
+        self._add_view(View(self._last, self._background.run(lambda: self._examiner.encode(live.points))))
         clock.stop("encode")
         track = self._report(live.stamp, TrackingState.OK, "the model begins here", clock, self._warp, reset=True)
         return replace(track, method="lepard", background=live.left_out)
@@ -304,14 +225,14 @@ class DeformableTracker:
         starts = not self._rejected and not len(self._background)
         if starts:
             task = self._task(live, predicted)
-            self._background.submit(lambda: self._examine(task), self._take_in)
+            self._background.submit(lambda: self._examiner.examine(task), self._take_in)
         warp = self._followed_warp(live, predicted)
         if starts:
             self._warp_then = warp
         if warp is None or news is None:
             return None if warp is None else _Found(warp, "nicp")
         matches, agrees = news.examined.study.matches, news.examined.warp.match_inliers
-        matches, carried = carried_on(matches, news.then, warp, self._reach)
+        matches, carried = carried_on(matches, news.then, warp, self.settings.reach)
         return _Found(warp, "lepard", matches, agrees[carried], news.change, news.keyframe)
 
     def _followed_warp(self, live: Live, predicted: Warp) -> Warp | None:
@@ -332,7 +253,7 @@ class DeformableTracker:
             return False
         return known.covered >= MIN_FOLLOWED_COVER and known.conflict <= MAX_FOLLOWED_CONFLICT
 
-    def _take_in(self, examined: _Examined) -> None:
+    def _take_in(self, examined: Examined) -> None:
         """Let the model learn from a past cloud, and put the last warp right by what its matches said.
 
         A cloud whose matches did not suffice teaches the model nothing, but the next one is still matched with it: with
@@ -343,7 +264,7 @@ class DeformableTracker:
         if then is None or now is None or model is None:
             return
         if examined.learnt is None:
-            self._studied = View(sight_of(examined.task.live, model, then), examined.study.cloud)
+            self._studied = View(sight_of(examined.live, model, then), examined.study.cloud)
             return
         right = examined.warp
         keyframe = self._adopt(examined.learnt)
@@ -362,7 +283,7 @@ class DeformableTracker:
             return self._search_beside(live, predicted, clock)
         self._background.drop()
         task = self._task(live, predicted)
-        examined = self._background.run(lambda: self._examine(task))
+        examined = self._background.run(lambda: self._examiner.examine(task))
         clock.stop("match")
         followed = self._followed_warp(live, predicted) if examined.reason else None
         clock.stop("follow again")
@@ -384,10 +305,10 @@ class DeformableTracker:
         else:
             self._waiting, self._seeking = [], True
             task = self._task(live, predicted)
-            self._background.submit(lambda: self._examine(task), self._take_in_search)
+            self._background.submit(lambda: self._examiner.examine(task), self._take_in_search)
         return self._refused(live.stamp, "the body is sought", clock)
 
-    def _take_in_search(self, examined: _Examined) -> None:
+    def _take_in_search(self, examined: Examined) -> None:
         """Go on from where the body was found, through the clouds that came since."""
         waiting, self._waiting, self._seeking = self._waiting, [], False
         if examined.learnt is None:
@@ -396,7 +317,7 @@ class DeformableTracker:
         self._adopt(examined.learnt)
         assert self.model is not None
         self._searches, self._drift = 0, RESTING
-        self._warp, self._last = self.model.warp, sight_of(examined.task.live, self.model, self.model.warp)
+        self._warp, self._last = self.model.warp, sight_of(examined.live, self.model, self.model.warp)
         self._catch_up(waiting)
 
     def _catch_up(self, clouds: list[Live]) -> None:
@@ -412,35 +333,18 @@ class DeformableTracker:
                 self._drift = drift_between(before, warp, camera, self._elapsed(live))
                 self._warp, self._last = warp, sight_of(live, self.model, warp)
 
-    def _task(self, live: Live, predicted: Warp) -> _Task:
+    def _task(self, live: Live, predicted: Warp) -> Task:
         """What is to be examined; nothing in it changes while the second worker is at it."""
         assert self.model is not None
-        expected = predicted if self._elapsed(live) <= FOLLOW_SECONDS else None
+        expected = predicted if self._elapsed(live) <= EXPECTED_SECONDS else None
         max_degrees = MAX_DEGREES + MAX_DEGREES_A_SECOND * self._elapsed(live)
-        return _Task(self.model, live, predicted, expected, max_degrees, self._views_to_match(), self._rejected > 0)
+        views, lost = self._views_to_match(), self._rejected > 0
+        return Task(self.settings, self.model, live, predicted, expected, max_degrees, views, lost)
 
-    def _examine(self, task: _Task) -> _Examined:
-        """Match a cloud, warp the model to it and let a copy of the model learn. The second worker's part."""
-        found = study(self.matcher, task.live, task.views, self.settings.filter, self._reach)
-        warp = self._solve(task, found.matches)
-        reason = self._reason_to_refuse(warp, task)
-        return _Examined(task, found, warp, reason, None if reason else self._learn(task, found, warp))
-
-    def _learn(self, task: _Task, found: Study, warp: Warp) -> _Learnt:
-        """What the model would be after this cloud."""
-        model, change = task.model.updated(warp, task.live.points)
-        view = View(sight_of(task.live, model, model.warp), found.cloud)
-        return _Learnt(model, change, view, SurfaceFollower(model.graph, model.surface, self.settings.follower))
-
-    def _adopt(self, learnt: _Learnt) -> bool:
+    def _adopt(self, learnt: Learnt) -> bool:
         """Take over what was learnt; whether its cloud is a keyframe."""
         self.model, self._follower, self._followed = learnt.model, learnt.follower, 0
         return self._add_view(learnt.view)
-
-    @property
-    def _reach(self) -> float:
-        """Metres from the model, within which a matched point belongs to it."""
-        return 2 * self.settings.model.graph.coverage
 
     def _views_to_match(self) -> list[View]:
         """The last view and the keyframes seen from the most similar side; once the body is lost, others by turns."""
@@ -451,44 +355,6 @@ class DeformableTracker:
         views = [*ranked[first:], *ranked[:first]][:LOST_KEYFRAMES] if self._rejected else ranked[:MATCHED_KEYFRAMES]
         views = views if self._searches else [self._studied, *views]
         return list({id(view.cloud): view for view in views}.values())
-
-    def _solve(self, task: _Task, matches: Matches) -> Warp:
-        """The warp to the live cloud by the matches, begun where it is predicted; if that is refused, where they lead.
-
-        Once the body is lost the prediction is old, and where the matches lead comes first.
-        """
-        model, live, solver = task.model, task.live, self.settings.solver
-        led = moved_by_matches(task.predicted, matches, model.surface, live.surface, task.max_degrees)
-        starts = [task.predicted] if led is None else [task.predicted, led]
-        for start in starts[::-1] if task.lost else starts:
-            believed = possible_matches(start, matches, model.surface, live.surface)
-            warp = solve_nonrigid(model.graph, model.surface, live.surface, believed, solver, start)
-            if not self._reason_to_refuse(warp, task):
-                break
-        return warp
-
-    def _reason_to_refuse(self, warp: Warp, task: _Task) -> str:
-        """Why a warp is not believed, or an empty string."""
-        if not warp.ok:
-            return warp.status.value
-        if warp.overlap < self.settings.min_overlap:
-            return f"only {warp.overlap:.0%} of the warped model lies on the cloud"
-        if warp.evidence is not None and warp.evidence.strain > MAX_STRAIN:
-            return f"the body would be strained by {warp.evidence.strain:.0%}"
-        if task.lost and not self._finds(warp):
-            return "too few matches agree on where the lost body is"
-        turned = degrees_between(turn_of(task.predicted), turn_of(warp))
-        if turned > task.max_degrees:
-            return f"the body would have turned by {turned:.0f} degrees"
-        jump = 0.0 if task.expected is None else median_motion(task.expected, warp)
-        return f"the body would have jumped by {100 * jump:.0f} cm" if jump > MAX_JUMP else ""
-
-    def _finds(self, warp: Warp) -> bool:
-        """Whether the evidence suffices for a body that was lost, which nothing else says anything about."""
-        known = warp.evidence
-        if known is None or known.aligned < MIN_FOUND_ALIGNED:
-            return False
-        return bool(warp.match_inliers.mean() >= MIN_FOUND_INLIERS)
 
     def _accept(self, live: Live, found: _Found, clock: StageClock) -> DeformableTrack:
         assert self.model is not None

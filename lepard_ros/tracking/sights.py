@@ -1,7 +1,7 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Past clouds of a bending thing with the model in them, and the matches that the network finds with them."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from lepard_ros.registration.types import Matches, Surface
 from lepard_ros.tracking.model import CanonicalModel, Imprint, imprint
 
 if TYPE_CHECKING:
-    from lepard_ros.matcher import EncodedCloud, Matcher
+    from lepard_ros.matcher import Matcher
 
 
 class Live(NamedTuple):
@@ -51,16 +51,16 @@ class Sight(NamedTuple):
 
 
 class View(NamedTuple):
-    """A sight that the network has seen."""
+    """A sight that the network has seen. cloud: what the examiner made of it, an `EncodedCloud` or its arrays."""
 
     sight: Sight
-    cloud: "EncodedCloud"
+    cloud: Any
 
 
 class Study(NamedTuple):
     """What the network says about a live cloud: its features, and matches from the rest shape to it, weighed."""
 
-    cloud: "EncodedCloud"
+    cloud: Any
     matches: Matches
 
 

@@ -1,0 +1,101 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
+"""The process that matches beside tracking: its answers, and its end, however the one that started it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lepard_ros.errors import InputError
+from lepard_ros.matcher import Matcher, MatcherSettings
+from lepard_ros.synthesis.creature_sequences import CreatureSequence, creature_sequence
+from lepard_ros.tracking.deformable import DeformableTracker
+from lepard_ros.tracking.deformable_settings import DeformableSettings
+from lepard_ros.tracking.matching_process import MatchingProcess, Weights
+
+pytestmark = pytest.mark.slow
+SHIPPED = Weights("deformable", "cpu", MatcherSettings(), 1)
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[MatchingProcess]:
+    started = MatchingProcess(SHIPPED)
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def film() -> CreatureSequence:
+    return creature_sequence(0, 4, width=160)
+
+
+def runs(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be asked for its end does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def ends(pid: int, seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while runs(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not runs(pid)
+
+
+def test_another_process_finds_the_same_warps(process: MatchingProcess, film: CreatureSequence) -> None:
+    settings = DeformableSettings(background_clouds=2, threaded=True)
+    alone = DeformableTracker(Matcher.from_pretrained("deformable"), settings)
+    beside = DeformableTracker(None, settings, process)
+    for frame in range(4):
+        own, other = (one.process(film.cloud(frame), float(film.stamps[frame])) for one in (alone, beside))
+        assert own.method == other.method and own.warp is not None and other.warp is not None
+        np.testing.assert_allclose(own.warp.translations, other.warp.translations, atol=1e-6)
+    assert other.method == "lepard" and len(other.matches.confidence) > 100
+
+
+def test_a_process_that_was_killed_is_said_to_be_so_and_another_takes_its_place(
+    process: MatchingProcess, film: CreatureSequence
+) -> None:
+    cloud = film.cloud(0)[np.isfinite(film.cloud(0)).all(axis=-1)]
+    first = process.pid
+    assert first is not None
+    os.kill(first, signal.SIGSTOP)  # it shall not answer before it is killed
+    killer = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -9 {first}"])
+    with pytest.raises(InputError, match="has ended"):
+        process.encode(cloud)
+    killer.wait(10)
+    arrays = process.encode(cloud)
+    assert process.pid != first and len(arrays["points"]) > 50
+
+
+def test_it_ends_when_it_is_closed_and_when_its_node_is_killed() -> None:
+    program = (
+        "from lepard_ros.tracking.matching_process import MatchingProcess, Weights\n"
+        "from lepard_ros.matcher import MatcherSettings\n"
+        "import time\n"
+        "one, two = (MatchingProcess(Weights('deformable', 'cpu', MatcherSettings(), 1)) for _ in range(2))\n"
+        "print(one.pid, two.pid, flush=True)\n"
+        "one.close()\n"
+        "print('closed', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as node:
+        assert node.stdout is not None
+        closed, left = map(int, node.stdout.readline().split())
+        assert node.stdout.readline() == "closed\n"
+        assert not runs(closed) and runs(left)
+        node.kill()
+        assert ends(left)
+
+
+def test_weights_that_do_not_exist_are_named() -> None:
+    with pytest.raises(InputError, match="nonesuch"):
+        MatchingProcess(SHIPPED._replace(name="nonesuch"))

@@ -3,6 +3,7 @@
 
 import functools
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,11 @@ from lepard_ros.msg import TrackingStatus
 from sensor_msgs.msg import PointCloud2
 
 from lepard_ros.cloud.pointcloud2 import decode_points
+from lepard_ros.demo.processes import family
 from lepard_ros.ros.conversion import stamp_to_ns
 from lepard_ros.ros.warp_message import warp_from_message
 from lepard_ros.synthesis.creature_sequences import CreatureSequence, creature_sequence
-from node_harness import LATCHED, STEP_NS, NodeProcess, Probe
+from node_harness import LATCHED, STEP_NS, NodeProcess, Probe, patience
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +29,14 @@ pytestmark = pytest.mark.slow
 @functools.cache
 def film() -> CreatureSequence:
     """A biped that moves its limbs before the camera, with the truth."""
-    return creature_sequence(0, 8, width=240)
+    return creature_sequence(0, 16, width=240)
+
+
+def error(message: DeformationGraphMessage, frame: int) -> float:
+    """Median metres between where a warp puts what the first cloud saw, and where that is."""
+    seen = np.isfinite(film().cloud(0)).all(axis=-1) & np.isfinite(film().first_now[frame]).all(axis=-1)
+    moved, covered = warp_from_message(message).apply(film().cloud(0)[seen].astype(np.float64))
+    return float(np.median(np.linalg.norm(moved - film().first_now[frame][seen], axis=1)[covered]))
 
 
 def test_a_creature_is_followed_and_the_warp_can_be_applied_by_others() -> None:
@@ -62,3 +71,37 @@ def test_a_creature_is_followed_and_the_warp_can_be_applied_by_others() -> None:
         assert probe.call("reset").success
         assert probe.track(film().cloud(0), start + 9 * STEP_NS, seconds=60).new_keyframe
         assert node.alive()
+
+
+def test_clouds_at_the_sensor_s_rate_are_followed_or_dropped_and_the_matching_process_ends_with_the_node() -> None:
+    """In real time, whatever the machine: each cloud is answered or counted, and what is published is right."""
+    warps: list[DeformationGraphMessage] = []
+    with NodeProcess(mode="deformable") as node, Probe() as probe:
+        probe.node.create_subscription(DeformationGraphMessage, "/lepard/warp", warps.append, 50)
+        probe.connect()
+        start = time.time_ns()
+        probe.track(film().cloud(0), start, seconds=60)
+        helpers = [pid for pid in family(node.pid) if pid != node.pid]
+        assert len(helpers) == 1
+        for frame in range(1, 16):
+            probe.spin(STEP_NS * 1e-9)
+            probe.send(film().cloud(frame), start + frame * STEP_NS)
+        last = start + 15 * STEP_NS
+        probe.until(lambda: stamp_to_ns(probe.heard["status"][-1].header.stamp) == last, 60)
+        said = probe.heard["status"]
+        assert len(said) + said[-1].frames_dropped == said[-1].frames_received > 10
+        known = [one for one in said if one.state in (TrackingStatus.OK, TrackingStatus.RELOCALISED)]
+        probe.until(lambda: len(warps) == len(known), 10)
+        frames = [(stamp_to_ns(one.target_header.stamp) - start) // STEP_NS for one in warps]
+        assert len(frames) >= 3 and frames[0] == 0
+        assert max(error(one, frame) for one, frame in zip(warps, frames, strict=True)) < 0.05
+        code, seconds = node.stop()
+        assert code == 0 and seconds < 5 * patience()
+        deadline = time.monotonic() + 5
+        while _runs(helpers[0]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not _runs(helpers[0])
+
+
+def _runs(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()

@@ -46,6 +46,31 @@ def test_the_filter_drops_matches_that_turn_the_surface_inside_out() -> None:
     assert (weigh_matches(matches, None, (towards_sensor, towards_sensor)).confidence > 0).mean() < 0.1
 
 
+def uneven_sheet() -> np.ndarray:
+    """A sheet with waves and two bumps, a metre wide, 1.5 m ahead: nowhere like its mirror image."""
+    x, y = np.meshgrid(np.linspace(-0.5, 0.5, 140), np.linspace(-0.4, 0.4, 140))
+    waves = 0.06 * np.sin(7 * x + 2 * y) + 0.05 * np.cos(9 * y - 3 * x**2)
+    bumps = 0.08 * np.exp(-((x - 0.2) ** 2 + (y + 0.1) ** 2) / 0.02)
+    bumps -= 0.06 * np.exp(-((x + 0.25) ** 2 + (y - 0.2) ** 2) / 0.01)
+    return np.stack([x, y, 1.5 + waves + bumps], axis=-1).reshape(-1, 3)
+
+
+def test_with_the_shipped_weights_a_bent_sheet_is_warped_and_its_mirror_image_is_inside_out() -> None:
+    sheet = uneven_sheet()
+    bent = sheet + np.stack([0 * sheet[:, 0] + 0.05, 0 * sheet[:, 0], 0.3 * sheet[:, 0] ** 2], axis=1)
+    matcher = Matcher.from_pretrained("deformable")
+    warp = warp_from_matches(sheet, bent, matcher.match_both_ways(sheet, bent))
+    assert warp.ok and warp.evidence is not None and warp.evidence.flip < 0.02
+    assert np.median(np.linalg.norm(warp(sheet) - bent, axis=1)) < 0.01
+    image = bent * [-1, 1, 1]
+    found = matcher.match_both_ways(sheet, image)
+    assert not warp_from_matches(sheet, image, found).ok, "the filter, which knows the normals, leaves no matches"
+    graph, source, target = build_graph(sheet), thinned_surface(sheet, 0.013), thinned_surface(image, 0.013)
+    believed = solve_nonrigid(graph, source, target, found, EVERYTHING)
+    assert believed.evidence is not None and believed.evidence.flip > 0.5
+    assert solve_nonrigid(graph, source, target, found).status is Status.INSIDE_OUT
+
+
 @pytest.fixture(scope="module")
 def film() -> CreatureSequence:
     return creature_sequence(2, 12, width=240)

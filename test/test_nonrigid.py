@@ -160,9 +160,10 @@ def test_a_bent_and_moved_sheet_is_laid_on_its_target() -> None:
     points, (turn, shift) = plane(0.4, 0.2), rigid()
     target = bend(points) @ turn.T + shift
     warp = warp_from_matches(points, target, matches_of(points, target, 150), FINE)
-    assert warp.ok and warp.overlap > 0.97 and warp.match_inliers.mean() > 0.7
-    assert np.linalg.norm(warp(points) - target, axis=1).mean() < 0.003
-    assert warp.support.min() > 0.5
+    # Measured with four draws of matches: 0.96 to 0.99, 0.77 to 0.86, 2.0 to 2.4 mm, 0.87 to 0.89.
+    assert warp.ok and warp.overlap > 0.98 and warp.match_inliers.mean() > 0.75
+    assert np.linalg.norm(warp(points) - target, axis=1).mean() < 0.0023
+    assert warp.support.min() > 0.85
 
 
 def test_outliers_do_not_bend_the_surface() -> None:
@@ -172,8 +173,8 @@ def test_outliers_do_not_bend_the_surface() -> None:
     wrong = np.arange(0, 150, 3)
     matches.target[wrong] = target[np.random.default_rng(5).integers(0, len(target), len(wrong))]
     warp = warp_from_matches(points, target, matches, FINE)
-    assert warp.ok and not warp.match_inliers[wrong].all()
-    assert np.linalg.norm(warp(points) - target, axis=1).mean() < 0.004
+    assert warp.ok and warp.match_inliers[wrong].mean() < 0.1
+    assert np.linalg.norm(warp(points) - target, axis=1).mean() < 0.0025
 
 
 def test_nearest_surface_alone_finds_a_small_bend() -> None:
@@ -182,7 +183,7 @@ def test_nearest_surface_alone_finds_a_small_bend() -> None:
     warp = solve_nonrigid(build_graph(points), surface(points), surface(target), None, NICP)
     assert warp.ok
     distance = np.linalg.norm(warp(points) - target, axis=1)
-    assert distance.mean() < np.linalg.norm(points - target, axis=1).mean() / 3
+    assert distance.mean() < np.linalg.norm(points - target, axis=1).mean() / 12
 
 
 def test_limbs_that_do_not_touch_do_not_drag_each_other() -> None:

@@ -169,7 +169,7 @@ class NodeSettings:
     )
     match_delay: int = _option(
         DEFORMABLE_DELAY,
-        "Clouds after which the matches of one come in, from a second thread; 0: each cloud waits for its own.",
+        "Clouds after which the matches of one come in, from a second process; 0: each cloud waits for its own.",
         low=0,
         high=100,
     )

@@ -49,7 +49,7 @@ FADING = 0.9  # of the support that the last matches gave, with every cloud that
 # most of the model in free space. (What lies inside out is not limited: the far side of a thin limb does.) Seconds
 # enough for a live sensor whose clouds were dropped while the body was sought: else it would have to be sought again.
 FOLLOW_SECONDS, MIN_FOLLOWED_COVER, MAX_FOLLOWED_CONFLICT = 1.0, 0.75, 0.1
-EXPECTED_SECONDS = 0.5  # for which the body stays near its predicted place
+EXPECTED_SECONDS = 0.5  # for which the body stays near its predicted place, whatever the matches say
 
 
 @dataclass(frozen=True)
@@ -285,10 +285,11 @@ class DeformableTracker:
         task = self._task(live, predicted)
         examined = self._background.run(lambda: self._examiner.examine(task))
         clock.stop("match")
-        followed = self._followed_warp(live, predicted) if examined.reason else None
-        clock.stop("follow again")
-        if followed is not None:
-            return _Found(followed, "nicp")
+        if examined.reason and not self.settings.background_clouds and self._elapsed(live) <= EXPECTED_SECONDS:
+            followed = self._followed_warp(live, predicted)  # with a second worker it was tried before
+            clock.stop("follow")
+            if followed is not None:
+                return _Found(followed, "nicp")
         matches, inliers = examined.study.matches, examined.warp.match_inliers
         if examined.learnt is None:
             self._searches += 1

@@ -1,8 +1,6 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The deformable tracker on films whose every point is known; matches are the true ones with planted outliers."""
 
-from time import monotonic, sleep
-
 import numpy as np
 import pytest
 from scipy.spatial import cKDTree
@@ -148,42 +146,6 @@ def test_a_jump_is_not_followed_without_matches() -> None:
     film, matcher, tracker = begun()
     matcher.silent = True
     assert tracker.process(film.shape(0) + np.array([0.3, 0.1, 0.2]), 0.1).state is TrackingState.LOST
-
-
-class JumpingFilm(Film):
-    """From time 5 on the sheet is half a metre elsewhere."""
-
-    def shape(self, time: float) -> np.ndarray:
-        return super().shape(time) + (np.array([0.5, 0.1, 0.2]) if time >= 5 else 0.0)
-
-
-class SlowMatcher(TrueMatcher):
-    """Takes a second for a cloud, and reads the time off the cloud itself: it works beside the tracker."""
-
-    def encode(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        sleep(1.0)
-        times = np.array([0.0, *np.arange(5, 8, 0.25)])
-        self.time = times[np.argmin([cKDTree(self.film.shape(t)).query(points[::40])[0].mean() for t in times])]
-        return super().encode(points)
-
-
-def test_a_live_tracker_answers_while_it_looks_for_a_lost_body_and_then_catches_up() -> None:
-    film = JumpingFilm(plane(0.5, 0.3))
-    settings = DeformableSettings(background_clouds=2, threaded=True, patient=False)
-    tracker = DeformableTracker(SlowMatcher(film, wrong=0.0), settings)
-    tracker.process(film.shape(0), 0.0)
-    tracks, waits = [], []
-    for step in range(50):
-        began = monotonic()
-        tracks.append(tracker.process(film.shape(5 + 0.05 * step), 2.0 + 0.1 * step))
-        waits.append(monotonic() - began)
-        if tracks[-1].warp is not None:
-            break
-        sleep(0.1)
-    assert all(track.state is TrackingState.LOST and "sought" in track.reason for track in tracks[:-1])
-    assert np.median(waits) < 0.5, "nobody waits for the matches"
-    assert tracks[-1].state is TrackingState.RELOCALISED and len(tracks) > 3
-    assert error(tracks[-1], film, 5 + 0.05 * (len(tracks) - 1)) < 0.01
 
 
 def test_after_too_many_rejections_the_model_begins_anew() -> None:

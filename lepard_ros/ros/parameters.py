@@ -14,7 +14,7 @@ from typing import Any
 from lepard_ros.cloud.ranges import FARTHEST, NEAREST
 from lepard_ros.errors import InputError
 
-DEFORMABLE_DELAY = 2  # clouds: by then the second thread is done with one, on two cores at 10 Hz
+DEFORMABLE_DELAY = 3  # clouds: by then the matching process is done with one, on two cores at 10 Hz
 FASTDDS_VARIABLES = ("FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE")
 # Parameters that rclpy declares for every node.
 _OF_EVERY_NODE = {"use_sim_time", "start_type_description_service"}

@@ -2,8 +2,7 @@
 """The second worker: slow work beside tracking, whose results come in after a fixed number of clouds.
 
 Counting clouds instead of seconds makes a replay repeatable: a job's result is taken in exactly `delay` clouds after it
-was handed over, on a fast and on a slow machine. Tracking waits for a job that takes longer than that, unless it is
-impatient: then the result is taken in with the first cloud after it is there.
+was handed over, on a fast and on a slow machine. Tracking waits for a job that takes longer than that.
 """
 
 import os
@@ -31,9 +30,8 @@ class _Job(NamedTuple):
 class Background:
     """Jobs one after the other, in a thread of their own or (threaded=False) at once in the caller's."""
 
-    def __init__(self, threaded: bool, delay: int, patient: bool = True) -> None:
-        """delay: clouds between handing a job over and taking its result in; patient: wait for one that is late."""
-        self._patient = patient
+    def __init__(self, threaded: bool, delay: int) -> None:
+        """delay: clouds between handing a job over and taking its result in."""
         self._threaded, self._delay = threaded, delay
         self._clouds = 0
         self._jobs: deque[_Job] = deque()
@@ -56,13 +54,17 @@ class Background:
     def next_cloud(self) -> None:
         """Count a cloud and take in the results that are due, waiting for them if need be."""
         self._clouds += 1
-        while self._jobs and self._jobs[0].due <= self._clouds and (self._patient or self._jobs[0].result.done()):
+        while self._jobs and self._jobs[0].due <= self._clouds:
             self._take_in_first()
 
     def finish(self) -> None:
         """Take in all results now."""
         while self._jobs:
             self._take_in_first()
+
+    def claim(self) -> Any:
+        """Wait for the job that was handed over last; its result is given back now instead of being taken in later."""
+        return self._jobs.pop().result.result()
 
     def drop(self) -> None:
         """Forget all jobs: their results belong to a map that is gone."""

@@ -21,7 +21,9 @@ from lepard_ros.tracking.examination import MAX_STRAIN, Examined, Examiner, Lear
 from lepard_ros.tracking.model import CanonicalModel, Change, Imprint, thin
 from lepard_ros.tracking.sights import (
     RESTING,
+    Drift,
     Live,
+    Place,
     Sight,
     View,
     carried_on,
@@ -42,13 +44,15 @@ MAX_DEGREES, MAX_DEGREES_A_SECOND = 40.0, 45.0
 # Keyframes, seen from the most similar side, that a cloud is matched with besides the last view.
 MATCHED_KEYFRAMES = 2
 LOST_KEYFRAMES = 3  # once the body is lost; each further search tries the next ones
-MAX_WAITING = 30  # clouds that are kept while the lost body is sought
-CATCH_UP_SECONDS = 0.19  # between those of them that are followed once it is found
+# Of two matched clouds that say how the body moves: nearer in time the error of the matches says more than the motion,
+# and farther the motion is another by now.
+MATCHED_SECONDS, MAX_MATCHED = (0.19, 1.5), 8
 FADING = 0.9  # of the support that the last matches gave, with every cloud that is only followed
 # Limits of following without matches: seconds since the last accepted cloud, least share of the cloud on the model,
 # most of the model in free space. (What lies inside out is not limited: the far side of a thin limb does.) Seconds
 # enough for a live sensor whose clouds were dropped while the body was sought: else it would have to be sought again.
 FOLLOW_SECONDS, MIN_FOLLOWED_COVER, MAX_FOLLOWED_CONFLICT = 1.0, 0.75, 0.1
+MATCHES_LAST = 0.6  # seconds: at 36 degrees a second, followed bodies slid by 3 to 5 cm in this time
 EXPECTED_SECONDS = 0.5  # for which the body stays near its predicted place, whatever the matches say
 
 
@@ -87,7 +91,10 @@ class DeformableTrack:
 
 
 class _Found(NamedTuple):
-    """A warp to the live cloud, what found it, the matches it rests on, and what the model learnt with it."""
+    """A warp to the live cloud, what found it, the matches it rests on, and what the model learnt with it.
+
+    of_this_cloud: whether the matches are, not of a past one.
+    """
 
     warp: Warp
     method: str
@@ -95,6 +102,7 @@ class _Found(NamedTuple):
     inliers: BoolArray = np.zeros(0, dtype=bool)
     change: Change = Change()
     keyframe: bool = False
+    of_this_cloud: bool = False
 
 
 class _News(NamedTuple):
@@ -118,7 +126,7 @@ class DeformableTracker:
             examiner = OwnExaminer(matcher)
         self.settings = now = settings or DeformableSettings()
         self.matcher, self._examiner = matcher, examiner
-        self._background = Background(now.threaded, now.background_clouds, now.patient)
+        self._background = Background(now.threaded, now.background_clouds)
         self.reset()
 
     def reset(self) -> None:
@@ -129,13 +137,14 @@ class DeformableTracker:
         self._studied: View | None = None
         self._last: Sight | None = None
         self._warp: Warp | None = None  # to the last accepted cloud
-        self._warp_then: Warp | None = None  # to the cloud that the second worker has
+        self._room = np.eye(4)  # how the room has moved before the camera, from the first to the last accepted cloud
+        self._handed_over: Live | None = None  # the cloud that the second worker has
+        self._then: Place | None = None  # in that cloud
+        self._matched: list[Place] = []  # by matches, the last few
         self._news: _News | None = None
-        self._drift = RESTING
+        self._drift: Drift | None = None  # once it is known
         self._follower: SurfaceFollower | None = None
-        self._waiting: list[Live] = []  # clouds that came while tracking could not go on
-        self._seeking = False  # whether the second worker looks for a lost body
-        self._rejected, self._searches, self._followed = 0, 0, 0  # clouds in a row; searches in vain; clouds in a row
+        self._rejected, self._searches, self._unmatched = 0, 0, 0  # clouds in a row; searches in vain; clouds in a row
         self._model_stamp = 0.0
 
     def close(self) -> None:
@@ -157,16 +166,35 @@ class DeformableTracker:
         if self._searches >= self.settings.max_rejections:
             return replace(self._begin(live, clock), reason="the model restarts: the body was not found again")
         camera = self._camera_motion(live)
-        before, predicted = self._warp, self._predicted(live, camera)
-        assert before is not None
         clock.stop("predict")
-        followed = self._follow_first(live, predicted)
-        clock.stop("follow")
-        found = followed or self._search(live, predicted, clock)
+        found = self._follow_first(live, camera, clock) or self._search(live, camera, clock)
         if isinstance(found, DeformableTrack):
             return found
-        self._drift = drift_between(before, found.warp, camera, self._elapsed(live))
+        self._note_motion(live, camera, found)
         return self._accept(live, found, clock)
+
+    def _note_motion(self, live: Live, camera: FloatArray, found: _Found) -> None:
+        """How the body moves, for the prediction.
+
+        The nearest surface shows where a body goes, but not how it slides along the surface, as one that turns does:
+        matches say that, from one matched cloud to the next.
+        """
+        assert self._warp is not None
+        before = Place(live.stamp - self._elapsed(live), self._warp, self._room)
+        self._room = camera @ self._room
+        after = Place(live.stamp, found.warp, self._room)
+        if found.of_this_cloud:
+            self._drift = self._drift_to(after) or self._drift
+            self._matched = [*self._matched, after][-MAX_MATCHED:]
+        elif self._drift is not None:
+            self._drift = self._drift._replace(shift=drift_between(before, after).shift)
+
+    def _drift_to(self, place: Place) -> Drift | None:
+        """The body's motion from the last matched cloud that is not too near in time, if there is one."""
+        for before in reversed(self._matched):
+            if MATCHED_SECONDS[0] <= place.stamp - before.stamp <= MATCHED_SECONDS[1]:
+                return drift_between(before, place)
+        return None
 
     def _live(self, points: FloatArray, stamp: float) -> Live:
         """A cloud without its background."""
@@ -193,6 +221,7 @@ class DeformableTracker:
             return self._refused(live.stamp, "the cloud has no connected surface that is large enough", clock)
         clock.stop("fuse")
         self._warp, self._last = self.model.warp, sight_of(live, self.model, self.model.warp)
+        self._matched = [Place(live.stamp, self._warp, self._room)]
         self._follower = SurfaceFollower(self.model.graph, self.model.surface, self.settings.follower)
         self._add_view(View(self._last, self._background.run(lambda: self._examiner.encode(live.points))))
         clock.stop("encode")
@@ -213,22 +242,52 @@ class DeformableTracker:
         """The last warp, moved on as the body moved last, and as the camera (4, 4) moved since."""
         assert self._warp is not None
         warp, elapsed = self._warp, min(max(self._elapsed(live), 0.0), FOLLOW_SECONDS)
-        return warp.moved_by(self._drift.over(elapsed, move(camera, warp.moved_nodes)) @ camera)
+        return warp.moved_by((self._drift or RESTING).over(elapsed, move(camera, warp.moved_nodes)) @ camera)
 
     # ---- following: the last warp goes on, while a second worker matches one cloud at a time ----
 
-    def _follow_first(self, live: Live, predicted: Warp) -> _Found | None:
-        """The warp that goes on from the last one; None where only matches of this very cloud can help."""
-        if not self.settings.background_clouds:
+    def _follow_first(self, live: Live, camera: FloatArray, clock: StageClock) -> _Found | None:
+        """The warp that goes on from the last one; None where only matches of this very cloud can help.
+
+        So it is with the first clouds after the model's: how the body moves is not known yet, and what cannot be seen
+        of it would add up. If following fails while the second worker still has an earlier cloud, what that says may
+        put the last warp right.
+        """
+        if not self._may_follow:
             return None
-        news, self._news = self._news, None
+        if self._is_stale(live):
+            self._background.finish()
+            clock.stop("learn")
+        if self._is_stale(live):
+            return None
         starts = not self._rejected and not len(self._background)
         if starts:
-            task = self._task(live, predicted)
+            task, self._handed_over = self._task(live, self._predicted(live, camera)), live
             self._background.submit(lambda: self._examiner.examine(task), self._take_in)
-        warp = self._followed_warp(live, predicted)
+        found = self._followed(live, camera)
+        clock.stop("follow")
         if starts:
-            self._warp_then = warp
+            self._then = None if found is None else Place(live.stamp, found.warp, camera @ self._room)
+        elif found is None and len(self._background) and not self._rejected:
+            self._background.finish()
+            clock.stop("learn")
+            found = self._followed(live, camera)
+            clock.stop("follow")
+        return found
+
+    def _is_stale(self, live: Live) -> bool:
+        """Whether the last matched cloud is too old to follow on from it: what is not seen of the motion adds up."""
+        return live.stamp - self._matched[-1].stamp > MATCHES_LAST
+
+    @property
+    def _may_follow(self) -> bool:
+        """Whether clouds are followed before they are matched."""
+        return self.settings.background_clouds > 0 and self._drift is not None
+
+    def _followed(self, live: Live, camera: FloatArray) -> _Found | None:
+        """The followed warp, with the matches of a past cloud if they came in with this one."""
+        news, self._news = self._news, None
+        warp = self._followed_warp(live, self._predicted(live, camera))
         if warp is None or news is None:
             return None if warp is None else _Found(warp, "nicp")
         matches, agrees = news.examined.study.matches, news.examined.warp.match_inliers
@@ -240,7 +299,7 @@ class DeformableTracker:
 
         Its support is that of the last matches, which fades with every cloud.
         """
-        if self._elapsed(live) > FOLLOW_SECONDS or self._followed >= self.settings.max_followed:
+        if self._elapsed(live) > FOLLOW_SECONDS or self._unmatched >= self.settings.max_followed:
             return None
         assert self._follower is not None
         warp = self._follower.solve(live.surface, predicted)
@@ -259,34 +318,34 @@ class DeformableTracker:
         A cloud whose matches did not suffice teaches the model nothing, but the next one is still matched with it: with
         older ones it has less and less in common.
         """
-        then, now, model = self._warp_then, self._warp, self.model
-        waiting, self._waiting = self._waiting, []
-        if then is None or now is None or model is None:
+        then, model = self._then, self.model
+        if then is None or self._warp is None or model is None:
             return
         if examined.learnt is None:
-            self._studied = View(sight_of(examined.live, model, then), examined.study.cloud)
+            self._studied = View(sight_of(examined.live, model, then.warp), examined.study.cloud)
             return
-        right = examined.warp
+        right = then._replace(warp=examined.warp)
+        drift = self._drift_to(right)
+        if drift is not None:
+            self._drift = drift if self._drift is None else self._drift._replace(turn=drift.turn)
+        self._matched = [*self._matched, right][-MAX_MATCHED:]
+        self._warp = corrected(self._warp, then.warp, examined.warp).onto(examined.learnt.model.graph)
         keyframe = self._adopt(examined.learnt)
-        self._warp = corrected(now, then, right).onto(examined.learnt.model.graph)
-        self._catch_up(waiting)
         self._news = _News(examined, examined.learnt.view.sight.imprint, examined.learnt.change, keyframe)
 
     # ---- matching: tracking cannot go on without it ----
 
-    def _search(self, live: Live, predicted: Warp, clock: StageClock) -> "_Found | DeformableTrack":
-        """The warp by matches of this cloud, or by the nearest surface if they do not suffice, or why there is none.
-
-        An impatient tracker gives the cloud to the second worker and says LOST until the answer is there.
-        """
-        if not self.settings.patient:
-            return self._search_beside(live, predicted, clock)
-        self._background.drop()
-        task = self._task(live, predicted)
-        examined = self._background.run(lambda: self._examiner.examine(task))
+    def _search(self, live: Live, camera: FloatArray, clock: StageClock) -> "_Found | DeformableTrack":
+        """The warp by matches of this cloud, or by the nearest surface if they do not suffice, or why there is none."""
+        if len(self._background) and self._handed_over is live:
+            examined = self._background.claim()
+        else:
+            self._background.finish()
+            task = self._task(live, self._predicted(live, camera))
+            examined = self._background.run(lambda: self._examiner.examine(task))
         clock.stop("match")
-        if examined.reason and not self.settings.background_clouds and self._elapsed(live) <= EXPECTED_SECONDS:
-            followed = self._followed_warp(live, predicted)  # with a second worker it was tried before
+        if examined.reason and not self._may_follow and self._elapsed(live) <= EXPECTED_SECONDS:
+            followed = self._followed_warp(live, self._predicted(live, camera))
             clock.stop("follow")
             if followed is not None:
                 return _Found(followed, "nicp")
@@ -297,42 +356,7 @@ class DeformableTracker:
         keyframe = self._adopt(examined.learnt)
         clock.stop("fuse")
         warp = replace(examined.learnt.model.warp, overlap=examined.warp.overlap, residual=examined.warp.residual)
-        return _Found(warp, "lepard", matches, inliers, examined.learnt.change, keyframe)
-
-    def _search_beside(self, live: Live, predicted: Warp, clock: StageClock) -> DeformableTrack:
-        """Look for the lost body in this cloud, or keep the cloud until the answer about an earlier one is there."""
-        if len(self._background):
-            self._waiting = [*self._waiting, live][-MAX_WAITING:]
-        else:
-            self._waiting, self._seeking = [], True
-            task = self._task(live, predicted)
-            self._background.submit(lambda: self._examiner.examine(task), self._take_in_search)
-        return self._refused(live.stamp, "the body is sought", clock)
-
-    def _take_in_search(self, examined: Examined) -> None:
-        """Go on from where the body was found, through the clouds that came since."""
-        waiting, self._waiting, self._seeking = self._waiting, [], False
-        if examined.learnt is None:
-            self._searches += 1
-            return
-        self._adopt(examined.learnt)
-        assert self.model is not None
-        self._searches, self._drift = 0, RESTING
-        self._warp, self._last = self.model.warp, sight_of(examined.live, self.model, self.model.warp)
-        self._catch_up(waiting)
-
-    def _catch_up(self, clouds: list[Live]) -> None:
-        """Follow the body through clouds that nobody waits for any more; not through all, for time is short."""
-        assert self.model is not None
-        for live in clouds:
-            if self._elapsed(live) < CATCH_UP_SECONDS:
-                continue
-            assert self._warp is not None
-            camera = self._camera_motion(live)
-            before, warp = self._warp, self._followed_warp(live, self._predicted(live, camera))
-            if warp is not None:
-                self._drift = drift_between(before, warp, camera, self._elapsed(live))
-                self._warp, self._last = warp, sight_of(live, self.model, warp)
+        return _Found(warp, "lepard", matches, inliers, examined.learnt.change, keyframe, of_this_cloud=True)
 
     def _task(self, live: Live, predicted: Warp) -> Task:
         """What is to be examined; nothing in it changes while the second worker is at it."""
@@ -344,7 +368,7 @@ class DeformableTracker:
 
     def _adopt(self, learnt: Learnt) -> bool:
         """Take over what was learnt; whether its cloud is a keyframe."""
-        self.model, self._follower, self._followed = learnt.model, learnt.follower, 0
+        self.model, self._follower, self._unmatched = learnt.model, learnt.follower, 0
         return self._add_view(learnt.view)
 
     def _views_to_match(self) -> list[View]:
@@ -361,11 +385,7 @@ class DeformableTracker:
         assert self.model is not None
         state = TrackingState.OK if self._rejected == 0 else TrackingState.RELOCALISED
         self._rejected = self._searches = 0
-        self._waiting = []
-        if self._seeking:  # and found before the search was
-            self._background.drop()
-            self._seeking = False
-        self._followed = self._followed + 1 if found.method == "nicp" else 0
+        self._unmatched = self._unmatched + 1 if found.method == "nicp" else 0
         self._warp, self._last = found.warp, sight_of(live, self.model, found.warp)
         change = found.change
         reason = f"{change.cut} edges were torn and are cut" if change.cut else "the warp is known"

@@ -24,8 +24,6 @@ class DeformableSettings:
     background_clouds: 0 matches every cloud before it is warped. Else the follower keeps the sensor's pace, and a
     second worker matches one cloud at a time: so many clouds later the model learns from that one, and the last warp is
     corrected. threaded: whether the worker is a thread (a live sensor) or works at once (a replay, the same warps).
-    patient: wait for matches that are late. Else they are taken in when they are there, and no cloud waits, not even
-    while the body is lost: the clouds that came meanwhile are followed up once it is found.
     max_range: points beyond are left out. foreground: how the body is told from the room, or None to take the whole
     cloud.
     """
@@ -46,7 +44,6 @@ class DeformableSettings:
     max_range: float = float("inf")
     background_clouds: int = 0
     threaded: bool = False
-    patient: bool = True
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""

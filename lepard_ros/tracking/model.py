@@ -43,6 +43,7 @@ class ModelSettings:
 
 # Metres: a live point this near to the model corrects it; farther, up to GROW_REACH, it may be new surface beside it.
 FUSE_REACH, GROW_REACH = 0.015, 0.05
+MAX_STRIPS = 3  # of new surface, each GROW_REACH wide, that one cloud may add
 NEW_NODES = 4  # nodes' worth of new surface that make the graph grow
 MAX_FUSED = 20  # observations after which a point yields no further to new ones
 HEALED_STRETCH = 1.25  # a cut edge that is stretched less than this is no longer torn
@@ -140,7 +141,7 @@ class CanonicalModel:
         room = self.settings.max_points - len(self.points)
         if room <= 0 or not covered.any():
             return 0
-        new = self._beside(warped[covered], live)[:room]
+        new = self._beyond(warped[covered], live)[:room]
         back = self._way_back(live.points[new])
         points = live.points[new] + back.translation
         normals = np.einsum("nij,nj->ni", back.rotation, live.normals[new])
@@ -148,6 +149,19 @@ class CanonicalModel:
         apart = cKDTree(self.points).query(points)[0] > 0.5 * self.settings.spacing
         self._append(points[apart], normals[apart])
         return int(apart.sum())
+
+    def _beyond(self, warped: FloatArray, live: Surface) -> IntArray:
+        """Numbers of the live points beside the warped model (W, 3), and of those beside these, and so on.
+
+        A body that turns shows more than one strip of new surface between two matched clouds.
+        """
+        known, found = warped, np.zeros(0, dtype=np.int64)
+        for _ in range(MAX_STRIPS):
+            new = np.setdiff1d(self._beside(known, live), found)
+            if not len(new):
+                break
+            known, found = np.concatenate([known, live.points[new]]), np.concatenate([found, new])
+        return found
 
     def _beside(self, warped: FloatArray, live: Surface) -> IntArray:
         """Numbers of the live points that go on where the warped model (W, 3) ends.

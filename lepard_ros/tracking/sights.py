@@ -8,7 +8,7 @@ import torch
 from scipy.spatial.transform import Rotation
 
 from lepard_ros.geometry.arrays import BoolArray, FloatArray
-from lepard_ros.geometry.rigid_motion import kabsch, move, rotation_angle
+from lepard_ros.geometry.rigid_motion import invert, kabsch, move, rotation_angle
 from lepard_ros.registration.deformable.foreground import NO_BACKGROUND
 from lepard_ros.registration.deformable.match_filter import FilterSettings, chosen, weigh_matches
 from lepard_ros.registration.deformable.nonrigid import matched_normals
@@ -100,16 +100,6 @@ def carried_on(matches: Matches, then: Imprint, now: Warp, reach: float) -> tupl
     return chosen(matches._replace(target=moved), near & covered), near & covered
 
 
-def corrected(now: Warp, then: Warp, right: Warp) -> Warp:
-    """What `now` should have been, when `right` is what `then`, the warp to an earlier cloud, should have been.
-
-    All on the same nodes: each goes where it should have been then, and on as it has moved since.
-    """
-    since = now.rotation_matrices @ then.rotation_matrices.transpose(0, 2, 1)
-    shift = now.translations + np.einsum("nij,nj->ni", since, right.translations - then.translations)
-    return Warp.from_motion(now.graph, since @ right.rotation_matrices, shift, status=now.status, support=right.support)
-
-
 class Drift(NamedTuple):
     """How a body moves as a whole, per second: a turn (3,) in radians about its centre, and the centre's shift (3,)."""
 
@@ -127,13 +117,32 @@ class Drift(NamedTuple):
 RESTING = Drift(np.zeros(3), np.zeros(3))
 
 
-def drift_between(before: Warp, after: Warp, camera: FloatArray, seconds: float) -> Drift:
-    """The body's own motion from one warp of the rest shape to the next, while the room moved (4, 4) for the camera."""
+class Place(NamedTuple):
+    """Where the model lay in a cloud, and how the room (4, 4) had moved before the camera since the model began."""
+
+    stamp: float
+    warp: Warp
+    room: FloatArray
+
+
+def corrected(now: Warp, then: Warp, right: Warp) -> Warp:
+    """What `now` should have been, when `right` is what `then`, the warp to an earlier cloud, should have been.
+
+    All on the same nodes: each goes where it should have been then, and on as it has moved since.
+    """
+    since = now.rotation_matrices @ then.rotation_matrices.transpose(0, 2, 1)
+    shift = now.translations + np.einsum("nij,nj->ni", since, right.translations - then.translations)
+    return Warp.from_motion(now.graph, since @ right.rotation_matrices, shift, status=now.status, support=right.support)
+
+
+def drift_between(first: Place, second: Place) -> Drift:
+    """The body's own motion from one place to the next, without that of the camera."""
+    before, after, seconds = first.warp, second.warp, second.stamp - first.stamp
     now, known = after.apply(before.graph.nodes)
     known &= before.graph.active
     if not seconds > 0 or known.sum() < 3:
         return RESTING
-    then, now = move(camera, before.moved_nodes[known]), now[known]
+    then, now = move(second.room @ invert(first.room), before.moved_nodes[known]), now[known]
     turn = Rotation.from_matrix(rigid_motion(then, now)[:3, :3]).as_rotvec()
     return Drift(turn / seconds, (now.mean(axis=0) - then.mean(axis=0)) / seconds)
 

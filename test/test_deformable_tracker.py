@@ -16,7 +16,7 @@ from lepard_ros.tracking.model import CanonicalModel, ModelSettings, imprint
 from lepard_ros.tracking.track import TrackingState
 from test_graph import plane, two_limbs
 
-STAGES = {"learn", "foreground", "predict", "follow", "match", "fuse"}
+STAGES = {"learn", "foreground", "predict", "match", "fuse"}
 
 
 class Film:

@@ -52,7 +52,7 @@ FADING = 0.9  # of the support that the last matches gave, with every cloud that
 # most of the model in free space. (What lies inside out is not limited: the far side of a thin limb does.) Seconds
 # enough for a live sensor whose clouds were dropped while the body was sought: else it would have to be sought again.
 FOLLOW_SECONDS, MIN_FOLLOWED_COVER, MAX_FOLLOWED_CONFLICT = 1.0, 0.75, 0.1
-MATCHES_LAST = 0.6  # seconds: at 36 degrees a second, followed bodies slid by 3 to 5 cm in this time
+MATCHES_LAST = 0.9  # seconds for which a matched cloud may be followed on: what is not seen of the motion adds up
 EXPECTED_SECONDS = 0.5  # for which the body stays near its predicted place, whatever the matches say
 
 

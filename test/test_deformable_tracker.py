@@ -175,6 +175,35 @@ def test_points_that_the_sensor_looks_through_go_after_a_few_clouds() -> None:
     assert not (model.points[:, 2] < 1.4).any()
 
 
+class TurningDisc(Film):
+    """A disc that turns about its axis by 36 degrees a second, ten clouds a second: its surface does not show that."""
+
+    def __init__(self) -> None:
+        points = plane(0.4, 0.4)
+        super().__init__(points[np.linalg.norm(points[:, :2] - 0.2, axis=1) < 0.2])
+
+    def shape(self, time: float) -> np.ndarray:
+        angle, centre = np.radians(3.6 * time), np.array([0.2, 0.2, 0.0])
+        turn = np.array([[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1]])
+        return (self.points - centre) @ turn.T + centre
+
+
+def test_a_turn_that_the_surface_does_not_show_is_known_from_matched_clouds() -> None:
+    """Followed clouds lay up to 4 cm off: each began where the last one lay, and nothing turned them."""
+    film = TurningDisc()
+    matcher = TrueMatcher(film, wrong=0.0)
+    tracker = DeformableTracker(matcher, DeformableSettings(background_clouds=3))
+    methods, errors = [], []
+    for time in range(12):
+        matcher.time = float(time)
+        track = tracker.process(film.shape(time), 0.1 * time)
+        methods.append(track.method)
+        errors.append(error(track, film, time))
+    assert methods[1:3] == ["lepard", "lepard"], "the motion is not known before two clouds are matched"
+    assert methods.count("nicp") >= 5
+    assert max(errors) < 0.012
+
+
 class TornFilm(Film):
     """A sheet that tears across its middle at time 3; the right half moves away."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.geometry.flow import blend_flow
 from lepard_ros.geometry.voxel_grid import group_by_cell
 from lepard_ros.registration.types import Matches
+
+if TYPE_CHECKING:
+    from lepard_ros.encoded_cloud import EncodedCloud
 
 WarpFunction = Callable[[FloatArray], FloatArray]
 
@@ -74,21 +77,30 @@ class LepardDeformable:
             self.matcher.config = replace(self.matcher.config, confidence_threshold=threshold)
 
     def align(self, source: FloatArray, target: FloatArray) -> DeformableResult:
-        """Match, filter, warp. The warp always filters: that is how it is meant to be used."""
-        from lepard_ros.registration.deformable.match_filter import chosen, filter_matches
+        """Match, filter, warp. The warp filters the matches of both directions, as the row of filtered ones does."""
         from lepard_ros.registration.deformable.nonrigid import warp_from_matches
 
         wall, cpu = time.perf_counter(), time.process_time()
         clouds = self.matcher.encode_all([source, target])
         matches = self.matcher.match(*clouds)
-        both = self.matcher.match_both_ways(*clouds) if self.register else matches
+        both = self.matcher.match_both_ways(*clouds) if self.register or self.filtered else matches
         warp = warp_from_matches(source, target, both) if self.register else None
         seconds, cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
         if self.filtered:
-            matches = chosen(matches, filter_matches(matches))
+            matches = consistent_matches(clouds[0], clouds[1], both)
         if warp is None:
             return matches_alone(matches, seconds, cpu_seconds)
         return DeformableResult(matches, warp if warp.ok else None, warp.ok, seconds, cpu_seconds, warp.status.name)
+
+
+def consistent_matches(source: "EncodedCloud", target: "EncodedCloud", matches: Matches) -> Matches:
+    """The matches that pass the consistency vote, which sees the normals as it does in a warp."""
+    from lepard_ros.matcher import local_matches
+    from lepard_ros.registration.deformable.match_filter import chosen, filter_matches
+    from lepard_ros.registration.deformable.nonrigid import matched_normals
+
+    normals = matched_normals(local_matches(matches, source, target), source.surface, target.surface)
+    return chosen(matches, filter_matches(matches, normals=normals))
 
 
 class MirroredSource:

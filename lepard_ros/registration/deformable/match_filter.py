@@ -40,9 +40,11 @@ class FilterSettings:
     min_trust: float = 0.5
 
 
-def filter_matches(matches: Matches, settings: FilterSettings | None = None) -> BoolArray:
+def filter_matches(
+    matches: Matches, settings: FilterSettings | None = None, normals: "Normals | None" = None
+) -> BoolArray:
     """(M,) bool: the matches to keep."""
-    return weigh_matches(matches, settings).confidence > 0
+    return weigh_matches(matches, settings, normals).confidence > 0
 
 
 def weigh_matches(

@@ -19,8 +19,11 @@ from lepard_ros.registration.types import Surface
 PATCH = 7.0  # spacings: the side of a patch
 REACH = 1.5  # spacings within which surfaces touch
 # The mean sine by which the normals must resist a motion, or it is open. With true motions of synthesised clouds, bare
-# corridors resist sliding by up to 0.02; the least that rooms and furnished corridors showed is 0.066.
-HELD = 0.04
+# corridors resist sliding by up to 0.02; the least that rooms and furnished corridors showed is 0.066. At 0.04 right
+# motions of a real desk were taken for open (TUM fr1_desk, every tenth frame: 16 of 20 instead of 18).
+HELD = 0.025
+# Share of the cloud that must lie on the other one to be judged: HELD was set on such contacts.
+MIN_OVERLAP = 0.5
 
 
 class Slack(NamedTuple):
@@ -54,9 +57,15 @@ class Slack(NamedTuple):
 
 
 def slack_between(source: Surface, target: Surface, motion: FloatArray, points: int) -> Slack:
-    """What a motion (4, 4) of the source onto the target leaves open, from at most so many points of the source."""
+    """What a motion (4, 4) of the source onto the target leaves open, from at most so many points of the source.
+
+    Nothing, as far as one can tell, where they share too little.
+    """
     contact = touch(sample(source, points), target, motion[None], REACH * target.spacing)
-    return slack_of(contact, contact.lying(target.spacing)[0].astype(float), PATCH * target.spacing)
+    lying = contact.lying(target.spacing)[0].astype(float)
+    if lying.mean() < MIN_OVERLAP:
+        return Slack(np.zeros((6, 0)), np.zeros(3))
+    return slack_of(contact, lying, PATCH * target.spacing)
 
 
 def slack_of(contact: Contact, weight: FloatArray, patch: float) -> Slack:

@@ -73,6 +73,9 @@ class MatchingProcess:
     def close(self) -> None:
         """End the process."""
         self._closed = True
+        self._end()
+
+    def _end(self) -> None:
         process, self._process = self._process, None
         if process is None:
             return
@@ -91,6 +94,7 @@ class MatchingProcess:
                 self._requests.send((name, argument))
                 return self._answer()
             except (EOFError, OSError) as error:
+                self._end()  # its pipe ends before it does, and the next request must not go to it, too
                 raise InputError("The process that matches clouds has ended; the next cloud starts another.") from error
 
     def _start(self) -> Facts:

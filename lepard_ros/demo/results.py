@@ -121,8 +121,15 @@ def measure_warps(run: WarpRun) -> WarpFigures:
         silent_when_covered=sum(not one.has_warp for one in hidden),
         clouds_until_found=found[0] if found else None,
         false_warps=sum(one.error(50) > FALSE_WARP for one in frames),
-        memory_growth=frames[-1].memory - warm(frames).memory,
+        memory_growth=_memory_growth(frames),
     )
+
+
+def _memory_growth(frames: list[FrameFigures]) -> float:
+    """Megabytes from the tenth of the frames after the warm-up to the last tenth; medians, since memory goes up and down."""
+    first, count = int(WARM_UP * len(frames)), max(1, len(frames) // 10)
+    before, after = frames[first : first + count], frames[-count:]
+    return float(np.median([one.memory for one in after]) - np.median([one.memory for one in before]))
 
 
 def warm(frames: list[FrameFigures]) -> FrameFigures:

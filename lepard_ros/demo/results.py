@@ -126,7 +126,7 @@ def measure_warps(run: WarpRun) -> WarpFigures:
 
 
 def _memory_growth(frames: list[FrameFigures]) -> float:
-    """Megabytes from the tenth of the frames after the warm-up to the last tenth; medians, since memory goes up and down."""
+    """Megabytes from the tenth of the frames after the warm-up to the last tenth: medians, for it fluctuates."""
     first, count = int(WARM_UP * len(frames)), max(1, len(frames) // 10)
     before, after = frames[first : first + count], frames[-count:]
     return float(np.median([one.memory for one in after]) - np.median([one.memory for one in before]))

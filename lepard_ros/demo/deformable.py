@@ -8,7 +8,7 @@ import numpy as np
 
 from lepard_ros.demo import pictures
 from lepard_ros.demo.processes import run_node
-from lepard_ros.demo.results import FALSE_WARP, FrameFigures, Rows, WarpFigures, effort_rows, warm, write_page
+from lepard_ros.demo.results import FALSE_WARP, FrameFigures, Rows, WarpFigures, effort_rows, settled_memory, write_page
 from lepard_ros.demo.results import measure_warps as measure
 from lepard_ros.demo.story import Film, WarpRun
 from lepard_ros.demo.story import make_film as record
@@ -107,8 +107,10 @@ def table_rows(run: WarpRun, figures: WarpFigures) -> Rows:
         (f"false warps (over {FALSE_WARP * 100:.0f} cm off)", str(figures.false_warps)),
     ]
     rows += _error_rows(figures)
-    memory = (run.node.memory[0], warm(figures.frames).memory, figures.frames[-1].memory)
-    rows.append(("node's memory", "{:.0f} MB at start, {:.0f} MB when warm, {:.0f} MB at the end".format(*memory)))
+    memory = run.node.memory[0], *settled_memory(figures.frames)
+    rows.append(
+        ("node's memory", "{:.0f} MB at start, {:.0f} MB when settled_memory, {:.0f} MB at the end".format(*memory))
+    )
     return rows + effort_rows(run.notes, run.node, run.weights)
 
 

@@ -111,6 +111,7 @@ def measure_warps(run: WarpRun) -> WarpFigures:
     seen, hidden = [one for one in frames if not one.covered], [one for one in frames if one.covered]
     after = [one for one in seen if hidden and one.index > hidden[-1].index]
     found = [number for number, one in enumerate(after, 1) if one.has_warp]
+    warm, end = settled_memory(frames)
     return WarpFigures(
         frames=frames,
         answered=sum(one.state != DROPPED for one in frames),
@@ -121,20 +122,15 @@ def measure_warps(run: WarpRun) -> WarpFigures:
         silent_when_covered=sum(not one.has_warp for one in hidden),
         clouds_until_found=found[0] if found else None,
         false_warps=sum(one.error(50) > FALSE_WARP for one in frames),
-        memory_growth=_memory_growth(frames),
+        memory_growth=end - warm,
     )
 
 
-def _memory_growth(frames: list[FrameFigures]) -> float:
-    """Megabytes from the tenth of the frames after the warm-up to the last tenth: medians, for it fluctuates."""
+def settled_memory(frames: list[FrameFigures]) -> tuple[float, float]:
+    """Megabytes after the warm-up and at the end: medians of a tenth of the frames, because memory fluctuates."""
     first, count = int(WARM_UP * len(frames)), max(1, len(frames) // 10)
-    before, after = frames[first : first + count], frames[-count:]
-    return float(np.median([one.memory for one in after]) - np.median([one.memory for one in before]))
-
-
-def warm(frames: list[FrameFigures]) -> FrameFigures:
-    """The frame from which on the node's memory must be flat."""
-    return frames[int(WARM_UP * len(frames))]
+    memory = [one.memory for one in frames]
+    return float(np.median(memory[first : first + count])), float(np.median(memory[-count:]))
 
 
 def measure_frame(run: WarpRun, index: int) -> FrameFigures:

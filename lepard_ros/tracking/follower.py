@@ -67,10 +67,8 @@ class Follower:
         self.unsure: list[Sighting] = []  # a motion that `follow` refused, and that will do if nothing better is found
         self._last_keyframe: int | None = None
         self._odometry: FloatArray | None = None  # of the last accepted cloud
-        self._held: tuple[float, FloatArray | None] = (
-            0.0,
-            None,
-        )  # stamp and odometry when all of a motion was measured
+        # Stamp and odometry when all of a motion was last measured.
+        self._held: tuple[float, FloatArray | None] = (0.0, None)
         self.pace = Pace()  # of the sensor: a tracker that restarts its map keeps it
         self._followable = True  # the last pose says something about the next one
         self._hint: FloatArray | None = None  # where somebody said that the sensor is

@@ -108,9 +108,7 @@ def table_rows(run: WarpRun, figures: WarpFigures) -> Rows:
     ]
     rows += _error_rows(figures)
     memory = run.node.memory[0], *settled_memory(figures.frames)
-    rows.append(
-        ("node's memory", "{:.0f} MB at start, {:.0f} MB when settled_memory, {:.0f} MB at the end".format(*memory))
-    )
+    rows.append(("node's memory", "{:.0f} MB at start, {:.0f} MB when warm, {:.0f} MB at the end".format(*memory)))
     return rows + effort_rows(run.notes, run.node, run.weights)
 
 

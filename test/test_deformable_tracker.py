@@ -12,7 +12,7 @@ from lepard_ros.registration.deformable.warp import Warp
 from lepard_ros.registration.types import Matches
 from lepard_ros.tracking.deformable import DeformableTrack, DeformableTracker
 from lepard_ros.tracking.deformable_settings import DeformableSettings
-from lepard_ros.tracking.model import CanonicalModel, ModelSettings, imprint
+from lepard_ros.tracking.model import CanonicalModel, ModelSettings, warped_model
 from lepard_ros.tracking.track import TrackingState
 from test_graph import plane, two_limbs
 
@@ -268,6 +268,8 @@ def test_an_imprint_finds_live_points_in_the_rest_shape() -> None:
     model = CanonicalModel(points, ModelSettings())
     shift = np.tile([0.3, 0.0, 0.2], (len(model.graph.nodes), 1))
     model.warp = Warp(model.graph, model.warp.rotations, shift)
-    rest, near = imprint(model.points, model.warp).to_rest(np.array([[0.5, 0.1, 1.21], [3.0, 0.0, 0.0]]), reach=0.05)
+    rest, near = warped_model(model.points, model.warp).to_rest(
+        np.array([[0.5, 0.1, 1.21], [3.0, 0.0, 0.0]]), reach=0.05
+    )
     assert near.tolist() == [True, False]
     np.testing.assert_allclose(rest[0], [0.2, 0.1, 1.01], atol=1e-9)

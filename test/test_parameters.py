@@ -178,7 +178,7 @@ def test_a_live_change_reaches_every_part_that_uses_the_parameter(name: str) -> 
     holders = [rigid._settings, plan.settings, deformable._settings]
     holders += [
         one
-        for one in (tracker.settings, tracker._map.settings, tracker._follower.settings, tracker._student.settings)
+        for one in (tracker.settings, tracker._map.settings, tracker._follower.settings, tracker._loop_closer.settings)
         if hasattr(one, name)
     ]
     assert [getattr(one, name) for one in holders] == [LIVE[name]] * len(holders)

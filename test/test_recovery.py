@@ -10,8 +10,8 @@ from lepard_ros.geometry.rigid_motion import move, turn
 from lepard_ros.registration.deformable.graph import GraphSettings, build_graph
 from lepard_ros.registration.deformable.warp import Warp
 from lepard_ros.registration.types import Matches, Status, Surface
+from lepard_ros.tracking.observations import corrected
 from lepard_ros.tracking.recovery import moved_by_matches, possible_matches
-from lepard_ros.tracking.sights import corrected
 
 
 def tube(radius: float = 0.15, height: float = 0.6) -> tuple[np.ndarray, np.ndarray]:

@@ -18,7 +18,7 @@ from lepard_ros.tracking.follower import MAX_PREDICTED
 from lepard_ros.tracking.prior import align_from_guesses
 from lepard_ros.tracking.rigid import RigidTracker
 from lepard_ros.tracking.track import Track, TrackingState
-from lepard_ros.tracking.views import live_points, see
+from lepard_ros.tracking.views import live_points, make_view
 
 HALF, END = 1.1, 20.0  # metres: of its width; where it ends, out of sight
 WALLS = [
@@ -55,7 +55,7 @@ def cloud_at(z: float, seed: int) -> np.ndarray:
 
 
 def surface_at(z: float, seed: int) -> Surface:
-    return see(live_points(cloud_at(z, seed)), 0.03).surface
+    return make_view(live_points(cloud_at(z, seed)), 0.03).surface
 
 
 def steps() -> np.ndarray:

@@ -14,7 +14,7 @@ from lepard_ros.tracking.keyframes import Keyframe, KeyframeBuffer, predicted_ov
 from lepard_ros.tracking.path import SensorPath
 from lepard_ros.tracking.pose_graph import Edge
 from lepard_ros.tracking.track import TrackerSettings
-from lepard_ros.tracking.views import View, see
+from lepard_ros.tracking.views import View, make_view
 
 
 def tiny_view(points: int = 10) -> View:
@@ -23,7 +23,7 @@ def tiny_view(points: int = 10) -> View:
 
 
 def seen_from(pose: np.ndarray) -> View:
-    return see(depth_to_points(render(pose, None), CAMERA).reshape(-1, 3), 0.05)
+    return make_view(depth_to_points(render(pose, None), CAMERA).reshape(-1, 3), 0.05)
 
 
 def filled(poses: list[np.ndarray], max_count: int, max_bytes: float = 1e9) -> tuple[KeyframeBuffer, list[int]]:
@@ -122,8 +122,8 @@ def test_an_edge_that_contradicts_the_map_waits_for_a_second_one() -> None:
         return Edge(source, target, invert(keyframes.keyframes[target].pose) @ claimed, np.eye(6), loop=True)
 
     fitting, wrong, first, second = edge(3, 0, 0.05), edge(4, 1, -0.6), edge(4, 0, 0.4), edge(5, 0, 0.42)
-    assert keyframes.borne_out([fitting, wrong, first]) == [fitting]
-    assert [one.source for one in keyframes.borne_out([second])] == [4, 5]
-    assert keyframes.borne_out([]) == [], "what was taken does not come again"
+    assert keyframes.confirmed([fitting, wrong, first]) == [fitting]
+    assert [one.source for one in keyframes.confirmed([second])] == [4, 5]
+    assert keyframes.confirmed([]) == [], "what was taken does not come again"
     keyframes.keyframes.remove(1)
-    assert keyframes.borne_out([edge(5, 0, -0.6)]) == [], "an edge to a keyframe that is gone bears out nothing"
+    assert keyframes.confirmed([edge(5, 0, -0.6)]) == [], "an edge to a keyframe that is gone bears out nothing"

@@ -19,10 +19,10 @@ from lepard_ros.geometry.poses import motion_between
 from lepard_ros.geometry.rigid_motion import invert, move
 from lepard_ros.registration.rigid.estimate import RigidSettings
 from lepard_ros.registration.types import NO_MATCHES, Status
+from lepard_ros.tracking.pose_candidates import PoseCandidate
 from lepard_ros.tracking.pose_graph import Edge
 from lepard_ros.tracking.prior import align_from_guesses
 from lepard_ros.tracking.rigid import RigidTracker
-from lepard_ros.tracking.sightings import Sighting
 from lepard_ros.tracking.track import Track, TrackerSettings, TrackingState
 
 MATCHER = FpfhMatcher(0.06)
@@ -76,9 +76,9 @@ def test_a_view_that_the_map_has_is_not_kept_again_unless_it_closes_a_loop() -> 
     assert motion_between(np.eye(4), motion)[1] > built.settings.keyframe_degrees
     try:
         built._map.graph.edges = [Edge(here.id, far.id, motion, np.eye(6))]
-        assert not built._worth_keeping(here.view, Sighting(far, registration))
+        assert not built._needs_keyframe(here.view, PoseCandidate(far, registration))
         built._map.graph.edges = []
-        assert built._worth_keeping(here.view, Sighting(far, registration))
+        assert built._needs_keyframe(here.view, PoseCandidate(far, registration))
     finally:
         built._map.graph.edges = links
 
@@ -227,7 +227,7 @@ def damage_bytes(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("what", "sentence"),
-    [("byte", "checksum"), ("missing", "not a whole map"), ("json", "not a whole map"), ("outside", "outside"),
+    [("byte", "checksum"), ("missing", "not a complete map"), ("json", "not a complete map"), ("outside", "outside"),
      ("empty", "missing"), ("version", "version")],
 )  # fmt: skip
 def test_a_damaged_map_is_refused(tmp_path: Path, what: str, sentence: str) -> None:

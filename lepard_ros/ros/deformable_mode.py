@@ -21,7 +21,7 @@ from lepard_ros.ros.status import status_message
 from lepard_ros.ros.warp_message import warp_message
 from lepard_ros.tracking.deformable import DeformableTrack, DeformableTracker
 from lepard_ros.tracking.deformable_settings import DeformableSettings
-from lepard_ros.tracking.examination import Examiner
+from lepard_ros.tracking.matching_worker import MatchingWorker
 
 
 def tracker_settings(settings: NodeSettings) -> DeformableSettings:
@@ -56,15 +56,15 @@ class DeformableMode:
         plan: FramePlan,
         description: str = "",
         tracker: DeformableTracker | None = None,
-        examiner: Examiner | None = None,
+        worker: MatchingWorker | None = None,
     ) -> None:
         """Start without a model: the first cloud becomes the model. tracker: an external one, fed by the caller.
 
-        matcher or examiner: who has the network.
+        matcher or worker: who has the network.
         """
         self.description = description
         self._settings, self._plan = settings, plan
-        self._tracker = tracker or DeformableTracker(matcher, tracker_settings(settings), examiner)
+        self._tracker = tracker or DeformableTracker(matcher, tracker_settings(settings), worker)
         self._model_ns = 0
         self._model_due_ns = 0
 

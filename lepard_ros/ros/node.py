@@ -545,9 +545,9 @@ def make_mode(settings: NodeSettings, plan: FramePlan, logger: Any) -> Mode:
         from lepard_ros.ros.deformable_mode import DeformableMode
         from lepard_ros.tracking.matching_process import MatchingProcess, Weights
 
-        examiner = MatchingProcess(Weights(name, settings.device, choices, torch.get_num_threads()))
-        description = _described(*examiner.facts, settings, logger)
-        return DeformableMode(None, settings, plan, description, examiner=examiner)
+        worker = MatchingProcess(Weights(name, settings.device, choices, torch.get_num_threads()))
+        description = _described(*worker.facts, settings, logger)
+        return DeformableMode(None, settings, plan, description, worker=worker)
     matcher = Matcher.from_pretrained(name, device=settings.device, settings=choices)
     matcher.warm_up()
     description = _described(matcher.card.name, matcher.card.mode, matcher.runs_on, settings, logger)

@@ -1,8 +1,8 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The second worker: slow work beside tracking, whose results come in after a fixed number of clouds.
+"""The background worker: runs slow jobs beside tracking and delivers each result after a fixed number of clouds.
 
-Counting clouds instead of seconds makes a replay repeatable: a job's result is taken in exactly `delay` clouds after it
-was handed over, on a fast and on a slow machine. Tracking waits for a job that takes longer than that.
+Counting clouds instead of seconds makes a replay deterministic: a result is delivered exactly `delay` clouds after the
+job was submitted, on any machine. Tracking waits for a job that takes longer.
 """
 
 import os
@@ -14,24 +14,24 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
-Answer = TypeVar("Answer")
-NICER = 5  # how much less urgent than tracking its thread is, in steps of nice
-IDLE_SECONDS = 5.0  # a thread without work ends after so long; the next job starts another
+Result = TypeVar("Result")
+NICE_INCREMENT = 5  # added to the nice value of the worker thread, so that tracking runs first
+IDLE_SECONDS = 5.0  # an idle thread ends after this time; the next job starts a new one
 
 
 class _Job(NamedTuple):
-    """A job under way. due: the number of the cloud at which its result is taken in."""
+    """A submitted job. due: index of the cloud at which its result is delivered."""
 
     due: int
     result: "Future[Any]"
-    take_in: Callable[[Any], None]
+    deliver: Callable[[Any], None]
 
 
 class Background:
-    """Jobs one after the other, in a thread of their own or (threaded=False) at once in the caller's."""
+    """Runs jobs in order, in its own thread or (threaded=False) immediately in the caller's."""
 
     def __init__(self, threaded: bool, delay: int) -> None:
-        """delay: clouds between handing a job over and taking its result in."""
+        """delay: number of clouds between submitting a job and delivering its result."""
         self._threaded, self._delay = threaded, delay
         self._clouds = 0
         self._jobs: deque[_Job] = deque()
@@ -40,46 +40,46 @@ class Background:
         self._thread: threading.Thread | None = None
 
     def __len__(self) -> int:
-        """How many results have not been taken in yet."""
+        """Number of results that have not been delivered yet."""
         return len(self._jobs)
 
-    def submit(self, work: Callable[[], Answer], take_in: Callable[[Answer], None]) -> None:
-        """Hand over a job; `take_in` gets its result later, in the thread that counts the clouds."""
-        self._jobs.append(_Job(self._clouds + self._delay, self._start(work), take_in))
+    def submit(self, work: Callable[[], Result], deliver: Callable[[Result], None]) -> None:
+        """Queue a job; `deliver` receives its result later, in the thread that calls `next_cloud`."""
+        self._jobs.append(_Job(self._clouds + self._delay, self._start(work), deliver))
 
-    def run(self, work: Callable[[], Answer]) -> Answer:
-        """Do something in the worker, behind what it has to do already, and wait for the result."""
+    def run(self, work: Callable[[], Result]) -> Result:
+        """Run a job in the worker, after the queued ones, and wait for the result."""
         return self._start(work).result()
 
     def next_cloud(self) -> None:
-        """Count a cloud and take in the results that are due, waiting for them if need be."""
+        """Count a cloud and deliver the results that are due; wait for unfinished ones."""
         self._clouds += 1
         while self._jobs and self._jobs[0].due <= self._clouds:
-            self._take_in_first()
+            self._deliver_first()
 
     def finish(self) -> None:
-        """Take in all results now."""
+        """Wait for all jobs and deliver their results."""
         while self._jobs:
-            self._take_in_first()
+            self._deliver_first()
 
     def claim(self) -> Any:
-        """Wait for the job that was handed over last; its result is given back now instead of being taken in later."""
+        """Wait for the newest job and return its result here instead of delivering it later."""
         return self._jobs.pop().result.result()
 
     def drop(self) -> None:
-        """Forget all jobs: their results belong to a map that is gone."""
+        """Discard all jobs, for example because their map was reset."""
         for job in self._jobs:
             job.result.cancel()
         self._jobs.clear()
 
-    def _take_in_first(self) -> None:
+    def _deliver_first(self) -> None:
         job = self._jobs.popleft()
-        job.take_in(job.result.result())
+        job.deliver(job.result.result())
 
-    def _start(self, work: Callable[[], Answer]) -> "Future[Answer]":
-        result: Future[Answer] = Future()
+    def _start(self, work: Callable[[], Result]) -> "Future[Result]":
+        result: Future[Result] = Future()
         if not self._threaded or threading.current_thread() is self._thread:
-            _perform(work, result)
+            _run_job(work, result)
             return result
         with self._lock:
             self._waiting.put((work, result))
@@ -89,7 +89,7 @@ class Background:
         return result
 
     def _work(self) -> None:
-        _step_back()
+        _lower_priority()
         while True:
             try:
                 work, result = self._waiting.get(timeout=IDLE_SECONDS)
@@ -99,18 +99,18 @@ class Background:
                         self._thread = None
                         return
                 continue
-            _perform(work, result)
+            _run_job(work, result)
 
 
-def _step_back() -> None:
-    """Let tracking go first where processors are few: only this thread is made less urgent."""
-    if sys.platform == "linux":  # elsewhere a thread has no priority of its own, or no number to name it by
+def _lower_priority() -> None:
+    """Lower the priority of this thread only, so that tracking runs first on machines with few cores."""
+    if sys.platform == "linux":  # other systems have no per-thread nice value
         own = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, own, min(19, os.getpriority(os.PRIO_PROCESS, own) + NICER))
+        os.setpriority(os.PRIO_PROCESS, own, min(19, os.getpriority(os.PRIO_PROCESS, own) + NICE_INCREMENT))
 
 
-def _perform(work: Callable[[], Answer], result: "Future[Answer]") -> None:
-    """Run a job; its exception goes to whoever takes the result."""
+def _run_job(work: Callable[[], Result], result: "Future[Result]") -> None:
+    """Run a job and store its result or its exception."""
     if not result.set_running_or_notify_cancel():
         return
     try:

@@ -1,7 +1,7 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Surfaces and alignment by small_gicp, a compiled library; the one place that imports it.
+"""Surfaces and alignment with small_gicp, a compiled library; only this module imports it.
 
-Where it is not installed, our own grid, normals and point-to-plane ICP do the same more slowly.
+Without small_gicp, our own grid, normals and point-to-plane ICP do the same, more slowly.
 """
 
 import importlib
@@ -22,23 +22,25 @@ from lepard_ros.registration.rigid.icp import IcpSettings, align, sample
 from lepard_ros.registration.types import Surface
 
 GICP_NEIGHBOURS = 10
-NEIGHBOURS, NEIGHBOUR_REACH = 16, 2.5  # of our own normals; the reach in spacings
-# How far a point looks for its partner, in spacings: first as wide as a prediction is usually wrong, then close.
+NEIGHBOURS, NEIGHBOUR_REACH = 16, 2.5  # for our own normals: count, and search radius in spacings
+# Maximum correspondence distances of the two ICP passes, in spacings: the first covers the usual prediction error.
 REACHES = (8.0, 2.7)
-# A wider first step finds a sensor that was turned sharply, but doubles the error of a path (TUM fr1_desk: 0.046 m with
-# REACHES alone, 0.092 m with the wide step before): for clouds that are refused else.
+# A wider pass before these recovers from sharp turns but doubles the trajectory error (TUM fr1_desk: 0.046 m with
+# REACHES alone, 0.092 m with the wide pass first). It is used only for clouds that are refused otherwise.
 WIDE_REACH = 16.0
-# Spacings of the grid on which a live cloud is aligned to the finer local map. In three synthesised rooms, without the
-# network, ATE was 0.050, 0.033 and 0.034 m over 36 clouds each; all points took a third longer (other lengths of walk).
+# Grid size, in spacings, on which a live cloud is aligned to the finer local map. In three synthetic rooms, without the
+# network, ATE was 0.050, 0.033 and 0.034 m over 36 clouds each; using all points took a third longer.
 FEW = 1.6
-COARSE = 4.0  # spacings of the grid on which the wide step is made: few points, so that looking far is cheap
+COARSE = 4.0  # grid size of the wide pass, in spacings: few points keep the wide search cheap
 ITERATIONS = 15
-OWN_POINTS = 1200  # our own ICP takes so many points of a cloud
+OWN_POINTS = 1200  # points of a cloud that our own ICP uses
 
 
 class Shape(NamedTuple):
-    """A surface, and small_gicp's own form of it: points with covariances and a search tree for a target; few points
-    with covariances, and very few, for a source."""
+    """A surface, and the same data as small_gicp objects.
+
+    cloud, tree: points with covariances and a k-d tree (target). few, coarse: two downsampled clouds (source).
+    """
 
     surface: Surface
     cloud: Any = None
@@ -49,22 +51,22 @@ class Shape(NamedTuple):
 
 @lru_cache(maxsize=1)
 def small_gicp() -> ModuleType | None:
-    """The library, or None with a sentence in the log."""
+    """The library, or None with a warning in the log if it is not installed."""
     try:
         return importlib.import_module("small_gicp")
     except ImportError:
         logging.getLogger(__name__).warning(
-            "small_gicp is not installed, so clouds are tracked by our own slower ICP; pip install small_gicp."
+            "small_gicp is not installed; tracking uses the built-in ICP, which is slower. Run: pip install small_gicp"
         )
         return None
 
 
 def shape_of(points: FloatArray, spacing: float) -> Shape:
-    """Points (N, 3) on an even grid of `spacing` metres, with normals towards the origin."""
+    """Downsample points (N, 3) on a grid of `spacing` metres and compute normals that face the origin."""
     library = small_gicp()
     if library is None:
         return Shape(_own_surface(points, spacing))
-    # One thread: with more, the library sums in another order and the result changes from run to run.
+    # One thread: with several, the order of summation and so the result would change from run to run.
     cloud, tree = library.preprocess_points(np.asarray(points, dtype=np.float64), spacing, GICP_NEIGHBOURS, 1)
     grid, normals = cloud.points()[:, :3], cloud.normals()[:, :3]
     away = np.einsum("ni,ni->n", grid, normals) > 0
@@ -73,7 +75,7 @@ def shape_of(points: FloatArray, spacing: float) -> Shape:
 
 
 def live_shape_of(points: FloatArray, spacing: float) -> Shape:
-    """The same of a cloud that will be aligned to others."""
+    """Like `shape_of`, plus the downsampled clouds that a source of an alignment needs."""
     library, shape = small_gicp(), shape_of(points, spacing)
     if library is None:
         return shape
@@ -83,9 +85,9 @@ def live_shape_of(points: FloatArray, spacing: float) -> Shape:
 
 
 def align_shapes(source: Shape, target: Shape, guesses: Sequence[FloatArray], wide: bool = False) -> FloatArray:
-    """The motion (4, 4) of the source to the target, from the guess that leads to the most touching points.
+    """Align the source to the target from each guess; return the motion (4, 4) with the most inliers.
 
-    wide: look further for partners in the first step.
+    wide: start with a pass that has a larger correspondence distance.
     """
     library = small_gicp()
     if library is None or source.few is None or target.cloud is None:

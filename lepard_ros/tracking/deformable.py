@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Following a bending thing: its model is warped to every live cloud, and learns from each."""
+"""The deformable tracker: warps a model of the object to every live cloud and updates the model."""
 
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,57 +17,64 @@ from lepard_ros.registration.deformable.warp import Warp
 from lepard_ros.registration.types import NO_MATCHES, Matches, StageClock
 from lepard_ros.tracking.background import Background
 from lepard_ros.tracking.deformable_settings import DeformableSettings
-from lepard_ros.tracking.examination import MAX_STRAIN, Examined, Examiner, Learnt, OwnExaminer, Task
-from lepard_ros.tracking.model import CanonicalModel, Change, Imprint, thin
-from lepard_ros.tracking.sights import (
-    RESTING,
-    Drift,
-    Live,
-    Place,
-    Sight,
+from lepard_ros.tracking.matching_worker import (
+    MAX_STRAIN,
+    LocalWorker,
+    MatchingResult,
+    MatchingTask,
+    MatchingWorker,
+    ModelUpdate,
+)
+from lepard_ros.tracking.model import CanonicalModel, Change, WarpedModel, thin
+from lepard_ros.tracking.observations import (
+    AT_REST,
+    BodyVelocity,
+    LiveCloud,
+    Observation,
+    StampedWarp,
     View,
-    carried_on,
+    body_velocity,
+    carry_forward,
     corrected,
     degrees_between,
-    drift_between,
     most_redundant,
-    sight_of,
+    observe,
 )
 from lepard_ros.tracking.track import TrackingState
 
 if TYPE_CHECKING:
     from lepard_ros.matcher import Matcher
 
-MIN_POINTS = 200  # of a cloud on the model's grid
-# How far a body turns, at most, from where it was predicted. Its back may look like its front.
+MIN_POINTS = 200  # minimum number of points of a cloud on the model's grid
+# Maximum rotation relative to the prediction, in degrees and degrees per second: front and back may look alike.
 MAX_DEGREES, MAX_DEGREES_A_SECOND = 40.0, 45.0
-# Keyframes, seen from the most similar side, that a cloud is matched with besides the last view.
+# Keyframes with the most similar orientation that a cloud is matched with, besides the last view.
 MATCHED_KEYFRAMES = 2
-LOST_KEYFRAMES = 3  # once the body is lost; each further search tries the next ones
-# Of two matched clouds that say how the body moves: nearer in time the error of the matches says more than the motion,
-# and farther the motion is another by now.
+LOST_KEYFRAMES = 3  # the same while the object is lost; each further search tries the next ones
+# Time between two matched clouds from which the velocity is computed (seconds): at shorter intervals matching errors
+# dominate, at longer ones the velocity may have changed. And the number of matched clouds kept for this.
 MATCHED_SECONDS, MAX_MATCHED = (0.19, 1.5), 8
-FADING = 0.9  # of the support that the last matches gave, with every cloud that is only followed
-# Limits of following without matches: seconds since the last accepted cloud, least share of the cloud on the model,
-# most of the model in free space. (What lies inside out is not limited: the far side of a thin limb does.) Seconds
-# enough for a live sensor whose clouds were dropped while the body was sought: else it would have to be sought again.
+SUPPORT_DECAY = 0.9  # factor on the support of the last matches, for every cloud tracked without matches
+# Limits of tracking without matches: seconds since the last accepted cloud, minimum share of the cloud on the model,
+# maximum share of the model in free space. Inside-out surface is not limited: the far side of a thin limb counts as
+# such. The time allows for clouds that were dropped during a search; otherwise one search would cause the next.
 FOLLOW_SECONDS, MIN_FOLLOWED_COVER, MAX_FOLLOWED_CONFLICT = 1.0, 0.75, 0.1
-MATCHES_LAST = 0.9  # seconds for which a matched cloud may be followed on: what is not seen of the motion adds up
-EXPECTED_SECONDS = 0.5  # for which the body stays near its predicted place, whatever the matches say
+MAX_MATCH_AGE = 0.9  # seconds after a matched cloud for which tracking without matches is allowed: drift accumulates
+EXPECTED_SECONDS = 0.5  # for this long the object must stay near its predicted position, whatever the matches say
 
 
 @dataclass(frozen=True)
 class DeformableTrack:
-    """What became of one cloud.
+    """The result for one cloud.
 
-    state: OK or RELOCALISED come with a warp, the others never do. reason: a sentence.
-    warp: from the model's rest shape (the first cloud's frame) to the live cloud, or None.
-    model_points: (N, 3) in the rest shape. warped_points: (N', 3) those of them that the warp carries, in the live
-    cloud's frame. matches: from the rest shape to the live cloud, those that the filter kept; inliers: (M,) bool.
-    method: what found the warp, "lepard", "nicp" (the nearest surface alone), or empty without a warp.
-    change: what the model learnt. overlap: share of the warped model on the cloud. residual: metres, there.
-    cut_edges: edges that stayed torn and are now cut. reset: the model started with this cloud. model_stamp: of
-    the cloud that the model began with. background: points that were left out. seconds: by stage.
+    state: OK and RELOCALISED come with a warp, the others never do. reason: a short text.
+    warp: from the model's rest shape (frame of the first cloud) to the live cloud, or None.
+    model_points: (N, 3) in the rest shape. warped_points: (N', 3) the points that the warp covers, in the live cloud's
+    frame. matches: from the rest shape to the live cloud, after filtering; inliers: (M,) bool.
+    method: how the warp was found: "lepard", "nicp" (non-rigid ICP without matches), or empty without a warp.
+    change: update of the model. overlap: share of the warped model on the cloud. residual: metres, in the overlap.
+    cut_edges: edges that stayed torn and were removed now. reset: the model started with this cloud. model_stamp: stamp
+    of the cloud that started the model. background: number of background points. seconds: time by stage.
     """
 
     stamp: float
@@ -90,10 +97,10 @@ class DeformableTrack:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-class _Found(NamedTuple):
-    """A warp to the live cloud, what found it, the matches it rests on, and what the model learnt with it.
+class _WarpResult(NamedTuple):
+    """A warp to the live cloud, its method and matches, and the update of the model that came with it.
 
-    of_this_cloud: whether the matches are, not of a past one.
+    of_this_cloud: the matches belong to this cloud, not to a past one.
     """
 
     warp: Warp
@@ -105,11 +112,11 @@ class _Found(NamedTuple):
     of_this_cloud: bool = False
 
 
-class _News(NamedTuple):
-    """What the model learnt from a past cloud since the last one. then: where it lay there."""
+class _PastUpdate(NamedTuple):
+    """A model update from a past cloud. then: the warped model in that cloud."""
 
-    examined: Examined
-    then: Imprint
+    result: MatchingResult
+    then: WarpedModel
     change: Change
     keyframe: bool
 
@@ -118,42 +125,47 @@ class DeformableTracker:
     """Tracks one deforming object. Not thread-safe."""
 
     def __init__(
-        self, matcher: "Matcher | None", settings: DeformableSettings | None = None, examiner: Examiner | None = None
+        self,
+        matcher: "Matcher | None",
+        settings: DeformableSettings | None = None,
+        worker: MatchingWorker | None = None,
     ) -> None:
-        """matcher: with weights for deformable scenes; or an examiner that has one."""
-        if examiner is None:
+        """matcher: with weights for deformable scenes. worker: used instead of a matcher if given."""
+        if worker is None:
             assert matcher is not None
-            examiner = OwnExaminer(matcher)
+            worker = LocalWorker(matcher)
         self.settings = now = settings or DeformableSettings()
-        self.matcher, self._examiner = matcher, examiner
+        self.matcher, self._worker = matcher, worker
         self._background = Background(now.threaded, now.background_clouds)
         self.reset()
 
     def reset(self) -> None:
-        """Forget the model; the next cloud begins a new one."""
+        """Clear the model; the next cloud starts a new one."""
         self.model: CanonicalModel | None = None
         self._background.drop()
         self._keyframes: list[View] = []
-        self._studied: View | None = None
-        self._last: Sight | None = None
+        self._last_encoded: View | None = None
+        self._last: Observation | None = None
         self._warp: Warp | None = None  # to the last accepted cloud
-        self._room = np.eye(4)  # how the room has moved before the camera, from the first to the last accepted cloud
-        self._handed_over: Live | None = None  # the cloud that the second worker has
-        self._then: Place | None = None  # in that cloud
-        self._matched: list[Place] = []  # by matches, the last few
-        self._news: _News | None = None
-        self._drift: Drift | None = None  # once it is known
+        # Motion of the static scene relative to the camera, from the first to the last accepted cloud.
+        self._scene_motion = np.eye(4)
+        self._pending_cloud: LiveCloud | None = None  # the cloud that the background worker is matching
+        self._pending_warp: StampedWarp | None = None  # tracked warp to that cloud
+        self._matched: list[StampedWarp] = []  # the last few warps from matches
+        self._past_update: _PastUpdate | None = None
+        self._velocity: BodyVelocity | None = None  # None until it is known
         self._follower: SurfaceFollower | None = None
-        self._rejected, self._searches, self._unmatched = 0, 0, 0  # clouds in a row; searches in vain; clouds in a row
+        self._rejected = self._failed_searches = 0  # in a row
+        self._unmatched = 0  # clouds in a row that were tracked without matches
         self._model_stamp = 0.0
 
     def close(self) -> None:
-        """Let go of the second worker; no cloud may come after that."""
+        """Stop the background worker; do not process clouds afterwards."""
         self._background.drop()
-        self._examiner.close()
+        self._worker.close()
 
     def process(self, points: FloatArray, stamp: float) -> DeformableTrack:
-        """Warp the model to a live cloud, (N, 3) or organised (H, W, 3) with NaN, and let it learn from it."""
+        """Warp the model to a live cloud, (N, 3) or organised (H, W, 3) with NaN, and update the model."""
         clock = StageClock()
         self._background.next_cloud()
         clock.stop("learn")
@@ -163,95 +175,95 @@ class DeformableTracker:
             return self._refused(stamp, "the cloud has too few points", clock)
         if self.model is None:
             return self._begin(live, clock)
-        if self._searches >= self.settings.max_rejections:
-            return replace(self._begin(live, clock), reason="the model restarts: the body was not found again")
+        if self._failed_searches >= self.settings.max_rejections:
+            return replace(self._begin(live, clock), reason="the model restarts: the object was not found again")
         camera = self._camera_motion(live)
         clock.stop("predict")
         found = self._follow_first(live, camera, clock) or self._search(live, camera, clock)
         if isinstance(found, DeformableTrack):
             return found
-        self._note_motion(live, camera, found)
+        self._update_velocity(live, camera, found)
         return self._accept(live, found, clock)
 
-    def _note_motion(self, live: Live, camera: FloatArray, found: _Found) -> None:
-        """How the body moves, for the prediction.
+    def _update_velocity(self, live: LiveCloud, camera: FloatArray, found: _WarpResult) -> None:
+        """Update the velocity used for prediction.
 
-        The nearest surface shows where a body goes, but not how it slides along the surface, as one that turns does:
-        matches say that, from one matched cloud to the next.
+        ICP observes translation but not sliding along the surface, such as the rotation of a round object. Only the
+        motion between two matched clouds shows that.
         """
         assert self._warp is not None
-        before = Place(live.stamp - self._elapsed(live), self._warp, self._room)
-        self._room = camera @ self._room
-        after = Place(live.stamp, found.warp, self._room)
+        before = StampedWarp(live.stamp - self._elapsed(live), self._warp, self._scene_motion)
+        self._scene_motion = camera @ self._scene_motion
+        after = StampedWarp(live.stamp, found.warp, self._scene_motion)
         if found.of_this_cloud:
-            self._drift = self._drift_to(after) or self._drift
+            self._velocity = self._velocity_to(after) or self._velocity
             self._matched = [*self._matched, after][-MAX_MATCHED:]
-        elif self._drift is not None:
-            self._drift = self._drift._replace(shift=drift_between(before, after).shift)
+        elif self._velocity is not None:
+            self._velocity = self._velocity._replace(shift=body_velocity(before, after).shift)
 
-    def _drift_to(self, place: Place) -> Drift | None:
-        """The body's motion from the last matched cloud that is not too near in time, if there is one."""
+    def _velocity_to(self, after: StampedWarp) -> BodyVelocity | None:
+        """The velocity since the newest matched cloud at a suitable interval, if there is one."""
         for before in reversed(self._matched):
-            if MATCHED_SECONDS[0] <= place.stamp - before.stamp <= MATCHED_SECONDS[1]:
-                return drift_between(before, place)
+            if MATCHED_SECONDS[0] <= after.stamp - before.stamp <= MATCHED_SECONDS[1]:
+                return body_velocity(before, after)
         return None
 
-    def _live(self, points: FloatArray, stamp: float) -> Live:
-        """A cloud without its background."""
+    def _live(self, points: FloatArray, stamp: float) -> LiveCloud:
+        """Separate a cloud from its background."""
         if np.ndim(points) not in (2, 3) or np.shape(points)[-1] != 3:
             raise InputError(f"A cloud must have the shape (N, 3) or (H, W, 3), but this one has {np.shape(points)}.")
         model = self.settings.model
         finite = finite_points(points)
         finite = finite[np.linalg.norm(finite, axis=1) < self.settings.max_range]
-        background, left_out = NO_BACKGROUND, 0
+        background, background_count = NO_BACKGROUND, 0
         if self.settings.foreground is not None and len(finite) >= MIN_POINTS:
-            last = None if self._last is None else self._last.imprint.warped
+            last = None if self._last is None else self._last.warped_model.warped
             scene = split_scene(finite, self.settings.foreground, last)
-            background, left_out = scene.background, int((~scene.body).sum())
+            background, background_count = scene.background, int((~scene.body).sum())
             finite = finite[scene.body]
         body = thin(finite, model.spacing / 2)
-        return Live(body, thinned_surface(body, model.graph.coverage / 3), background, left_out, stamp)
+        return LiveCloud(body, thinned_surface(body, model.graph.coverage / 3), background, background_count, stamp)
 
-    def _begin(self, live: Live, clock: StageClock) -> DeformableTrack:
-        """Make the live cloud the model."""
+    def _begin(self, live: LiveCloud, clock: StageClock) -> DeformableTrack:
+        """Start a model with the live cloud."""
         self.reset()
         self.model, self._model_stamp = CanonicalModel(live.points, self.settings.model), live.stamp
         if not self.model.graph.active.any():
             self.model = None
-            return self._refused(live.stamp, "the cloud has no connected surface that is large enough", clock)
+            return self._refused(live.stamp, "the cloud has no sufficiently large connected surface", clock)
         clock.stop("fuse")
-        self._warp, self._last = self.model.warp, sight_of(live, self.model, self.model.warp)
-        self._matched = [Place(live.stamp, self._warp, self._room)]
+        self._warp, self._last = self.model.warp, observe(live, self.model, self.model.warp)
+        self._matched = [StampedWarp(live.stamp, self._warp, self._scene_motion)]
         self._follower = SurfaceFollower(self.model.graph, self.model.surface, self.settings.follower)
-        self._add_view(View(self._last, self._background.run(lambda: self._examiner.encode(live.points))))
+        self._add_view(View(self._last, self._background.run(lambda: self._worker.encode(live.points))))
         clock.stop("encode")
-        track = self._report(live.stamp, TrackingState.OK, "the model begins here", clock, self._warp, reset=True)
-        return replace(track, method="lepard", background=live.left_out)
+        track = self._report(live.stamp, TrackingState.OK, "the model starts here", clock, self._warp, reset=True)
+        return replace(track, method="lepard", background=live.background_count)
 
-    def _camera_motion(self, live: Live) -> FloatArray:
-        """(4, 4): how the room has moved before the camera since the last accepted cloud."""
+    def _camera_motion(self, live: LiveCloud) -> FloatArray:
+        """Motion (4, 4) of the static scene relative to the camera since the last accepted cloud."""
         assert self._last is not None
         return camera_motion(self._last.live.background, live.background)
 
-    def _elapsed(self, live: Live) -> float:
+    def _elapsed(self, live: LiveCloud) -> float:
         """Seconds since the last accepted cloud."""
         assert self._last is not None
         return live.stamp - self._last.live.stamp
 
-    def _predicted(self, live: Live, camera: FloatArray) -> Warp:
-        """The last warp, moved on as the body moved last, and as the camera (4, 4) moved since."""
+    def _predicted(self, live: LiveCloud, camera: FloatArray) -> Warp:
+        """The last warp, extrapolated by the velocity of the object and the motion of the camera (4, 4)."""
         assert self._warp is not None
         warp, elapsed = self._warp, min(max(self._elapsed(live), 0.0), FOLLOW_SECONDS)
-        return warp.moved_by((self._drift or RESTING).over(elapsed, move(camera, warp.moved_nodes)) @ camera)
+        return warp.moved_by((self._velocity or AT_REST).over(elapsed, move(camera, warp.moved_nodes)) @ camera)
 
-    # ---- following: the last warp goes on, while a second worker matches one cloud at a time ----
+    # ---- tracking without matches, while the background worker matches one cloud at a time ----
 
-    def _follow_first(self, live: Live, camera: FloatArray, clock: StageClock) -> _Found | None:
-        """The warp that goes on from the last one; None where only matches of this very cloud can help.
+    def _follow_first(self, live: LiveCloud, camera: FloatArray, clock: StageClock) -> _WarpResult | None:
+        """Track without matches from the last warp; None if this cloud must be matched.
 
-        So it is with the first clouds after the model's: how the body moves is not known yet, and what cannot be seen
-        of it would add up. If following fails while the second worker still has an earlier cloud, what that says may
-        put the last warp right.
+        The first clouds of a model must be matched: the velocity is unknown, and unobserved motion would accumulate. If
+        tracking fails while the background worker has an earlier cloud, its result may correct the last warp; then
+        tracking is tried again.
         """
         if not self._may_follow:
             return None
@@ -262,12 +274,14 @@ class DeformableTracker:
             return None
         starts = not self._rejected and not len(self._background)
         if starts:
-            task, self._handed_over = self._task(live, self._predicted(live, camera)), live
-            self._background.submit(lambda: self._examiner.examine(task), self._take_in)
+            task, self._pending_cloud = self._task(live, self._predicted(live, camera)), live
+            self._background.submit(lambda: self._worker.match_and_update(task), self._apply_past_match)
         found = self._followed(live, camera)
         clock.stop("follow")
         if starts:
-            self._then = None if found is None else Place(live.stamp, found.warp, camera @ self._room)
+            self._pending_warp = (
+                None if found is None else StampedWarp(live.stamp, found.warp, camera @ self._scene_motion)
+            )
         elif found is None and len(self._background) and not self._rejected:
             self._background.finish()
             clock.stop("learn")
@@ -275,120 +289,124 @@ class DeformableTracker:
             clock.stop("follow")
         return found
 
-    def _is_stale(self, live: Live) -> bool:
-        """Whether the last matched cloud is too old to follow on from it: what is not seen of the motion adds up."""
-        return live.stamp - self._matched[-1].stamp > MATCHES_LAST
+    def _is_stale(self, live: LiveCloud) -> bool:
+        """Whether the last matched cloud is too old for tracking without matches."""
+        return live.stamp - self._matched[-1].stamp > MAX_MATCH_AGE
 
     @property
     def _may_follow(self) -> bool:
-        """Whether clouds are followed before they are matched."""
-        return self.settings.background_clouds > 0 and self._drift is not None
+        """Whether clouds are tracked before they are matched."""
+        return self.settings.background_clouds > 0 and self._velocity is not None
 
-    def _followed(self, live: Live, camera: FloatArray) -> _Found | None:
-        """The followed warp, with the matches of a past cloud if they came in with this one."""
-        news, self._news = self._news, None
+    def _followed(self, live: LiveCloud, camera: FloatArray) -> _WarpResult | None:
+        """The tracked warp, with the matches of a past cloud if their result has just arrived."""
+        past_update, self._past_update = self._past_update, None
         warp = self._followed_warp(live, self._predicted(live, camera))
-        if warp is None or news is None:
-            return None if warp is None else _Found(warp, "nicp")
-        matches, agrees = news.examined.study.matches, news.examined.warp.match_inliers
-        matches, carried = carried_on(matches, news.then, warp, self.settings.reach)
-        return _Found(warp, "lepard", matches, agrees[carried], news.change, news.keyframe)
+        if warp is None or past_update is None:
+            return None if warp is None else _WarpResult(warp, "nicp")
+        matches, agrees = past_update.result.cloud_matches.matches, past_update.result.warp.match_inliers
+        matches, carried = carry_forward(matches, past_update.then, warp, self.settings.reach)
+        return _WarpResult(warp, "lepard", matches, agrees[carried], past_update.change, past_update.keyframe)
 
-    def _followed_warp(self, live: Live, predicted: Warp) -> Warp | None:
-        """The warp from the predicted one to the nearest surface, without matches, or None if it cannot be trusted.
+    def _followed_warp(self, live: LiveCloud, predicted: Warp) -> Warp | None:
+        """Non-rigid ICP without matches from the predicted warp; None if the result is not reliable.
 
-        Its support is that of the last matches, which fades with every cloud.
+        The support is that of the last matches, decayed with every cloud.
         """
         if self._elapsed(live) > FOLLOW_SECONDS or self._unmatched >= self.settings.max_followed:
             return None
         assert self._follower is not None
         warp = self._follower.solve(live.surface, predicted)
-        return replace(warp, support=FADING * predicted.support) if warp.ok and self._explains(warp) else None
+        if not warp.ok or not self._is_plausible(warp):
+            return None
+        return replace(warp, support=SUPPORT_DECAY * predicted.support)
 
-    def _explains(self, warp: Warp) -> bool:
-        """Whether a followed model lies under the live cloud, and nowhere where the sensor looked through."""
+    def _is_plausible(self, warp: Warp) -> bool:
+        """Whether the tracked model covers the live cloud and stays out of observed free space."""
         known = warp.evidence
         if known is None or known.strain > MAX_STRAIN:
             return False
         return known.covered >= MIN_FOLLOWED_COVER and known.conflict <= MAX_FOLLOWED_CONFLICT
 
-    def _take_in(self, examined: Examined) -> None:
-        """Let the model learn from a past cloud, and put the last warp right by what its matches said.
+    def _apply_past_match(self, result: MatchingResult) -> None:
+        """Update the model from a past cloud, and correct the last warp by its matches.
 
-        A cloud whose matches did not suffice teaches the model nothing, but the next one is still matched with it: with
-        older ones it has less and less in common.
+        A cloud with too few good matches does not update the model, but the next cloud is still matched with it: it has
+        more in common with it than with older ones.
         """
-        then, model = self._then, self.model
+        then, model = self._pending_warp, self.model
         if then is None or self._warp is None or model is None:
             return
-        if examined.learnt is None:
-            self._studied = View(sight_of(examined.live, model, then.warp), examined.study.cloud)
+        if result.update is None:
+            self._last_encoded = View(observe(result.live, model, then.warp), result.cloud_matches.cloud)
             return
-        right = then._replace(warp=examined.warp)
-        drift = self._drift_to(right)
-        if drift is not None:
-            self._drift = drift if self._drift is None else self._drift._replace(turn=drift.turn)
-        self._matched = [*self._matched, right][-MAX_MATCHED:]
-        self._warp = corrected(self._warp, then.warp, examined.warp).onto(examined.learnt.model.graph)
-        keyframe = self._adopt(examined.learnt)
-        self._news = _News(examined, examined.learnt.view.sight.imprint, examined.learnt.change, keyframe)
+        matched = then._replace(warp=result.warp)
+        velocity = self._velocity_to(matched)
+        if velocity is not None:
+            self._velocity = velocity if self._velocity is None else self._velocity._replace(turn=velocity.turn)
+        self._matched = [*self._matched, matched][-MAX_MATCHED:]
+        self._warp = corrected(self._warp, then.warp, result.warp).onto(result.update.model.graph)
+        keyframe = self._apply_update(result.update)
+        self._past_update = _PastUpdate(
+            result, result.update.view.observation.warped_model, result.update.change, keyframe
+        )
 
-    # ---- matching: tracking cannot go on without it ----
+    # ---- matching: tracking waits for it ----
 
-    def _search(self, live: Live, camera: FloatArray, clock: StageClock) -> "_Found | DeformableTrack":
-        """The warp by matches of this cloud, or by the nearest surface if they do not suffice, or why there is none."""
-        if len(self._background) and self._handed_over is live:
-            examined = self._background.claim()
+    def _search(self, live: LiveCloud, camera: FloatArray, clock: StageClock) -> "_WarpResult | DeformableTrack":
+        """The warp from matches of this cloud; else from non-rigid ICP alone; else the report of a lost object."""
+        if len(self._background) and self._pending_cloud is live:
+            result = self._background.claim()
         else:
             self._background.finish()
             task = self._task(live, self._predicted(live, camera))
-            examined = self._background.run(lambda: self._examiner.examine(task))
+            result = self._background.run(lambda: self._worker.match_and_update(task))
         clock.stop("match")
-        if examined.reason and not self._may_follow and self._elapsed(live) <= EXPECTED_SECONDS:
+        if result.reason and not self._may_follow and self._elapsed(live) <= EXPECTED_SECONDS:
             followed = self._followed_warp(live, self._predicted(live, camera))
             clock.stop("follow")
             if followed is not None:
-                return _Found(followed, "nicp")
-        matches, inliers = examined.study.matches, examined.warp.match_inliers
-        if examined.learnt is None:
-            self._searches += 1
-            return self._refused(live.stamp, examined.reason, clock, matches, examined.warp)
-        keyframe = self._adopt(examined.learnt)
+                return _WarpResult(followed, "nicp")
+        matches, inliers = result.cloud_matches.matches, result.warp.match_inliers
+        if result.update is None:
+            self._failed_searches += 1
+            return self._refused(live.stamp, result.reason, clock, matches, result.warp)
+        keyframe = self._apply_update(result.update)
         clock.stop("fuse")
-        warp = replace(examined.learnt.model.warp, overlap=examined.warp.overlap, residual=examined.warp.residual)
-        return _Found(warp, "lepard", matches, inliers, examined.learnt.change, keyframe, of_this_cloud=True)
+        warp = replace(result.update.model.warp, overlap=result.warp.overlap, residual=result.warp.residual)
+        return _WarpResult(warp, "lepard", matches, inliers, result.update.change, keyframe, of_this_cloud=True)
 
-    def _task(self, live: Live, predicted: Warp) -> Task:
-        """What is to be examined; nothing in it changes while the second worker is at it."""
+    def _task(self, live: LiveCloud, predicted: Warp) -> MatchingTask:
+        """The input of the matching worker; nothing in it changes while the worker runs."""
         assert self.model is not None
         expected = predicted if self._elapsed(live) <= EXPECTED_SECONDS else None
         max_degrees = MAX_DEGREES + MAX_DEGREES_A_SECOND * self._elapsed(live)
         views, lost = self._views_to_match(), self._rejected > 0
-        return Task(self.settings, self.model, live, predicted, expected, max_degrees, views, lost)
+        return MatchingTask(self.settings, self.model, live, predicted, expected, max_degrees, views, lost)
 
-    def _adopt(self, learnt: Learnt) -> bool:
-        """Take over what was learnt; whether its cloud is a keyframe."""
-        self.model, self._follower, self._unmatched = learnt.model, learnt.follower, 0
-        return self._add_view(learnt.view)
+    def _apply_update(self, update: ModelUpdate) -> bool:
+        """Apply a model update; return whether its cloud became a keyframe."""
+        self.model, self._follower, self._unmatched = update.model, update.follower, 0
+        return self._add_view(update.view)
 
     def _views_to_match(self) -> list[View]:
-        """The last view and the keyframes seen from the most similar side; once the body is lost, others by turns."""
-        assert self._last is not None and self._studied is not None
+        """The last view and the keyframes with the most similar orientation; while lost, a different set each time."""
+        assert self._last is not None and self._last_encoded is not None
         last = self._last
-        ranked = sorted(self._keyframes, key=lambda view: degrees_between(view.sight.turn, last.turn))
-        first = LOST_KEYFRAMES * self._searches % len(ranked) if self._rejected else 0
+        ranked = sorted(self._keyframes, key=lambda view: degrees_between(view.observation.turn, last.turn))
+        first = LOST_KEYFRAMES * self._failed_searches % len(ranked) if self._rejected else 0
         views = [*ranked[first:], *ranked[:first]][:LOST_KEYFRAMES] if self._rejected else ranked[:MATCHED_KEYFRAMES]
-        views = views if self._searches else [self._studied, *views]
+        views = views if self._failed_searches else [self._last_encoded, *views]
         return list({id(view.cloud): view for view in views}.values())
 
-    def _accept(self, live: Live, found: _Found, clock: StageClock) -> DeformableTrack:
+    def _accept(self, live: LiveCloud, found: _WarpResult, clock: StageClock) -> DeformableTrack:
         assert self.model is not None
         state = TrackingState.OK if self._rejected == 0 else TrackingState.RELOCALISED
-        self._rejected = self._searches = 0
+        self._rejected = self._failed_searches = 0
         self._unmatched = self._unmatched + 1 if found.method == "nicp" else 0
-        self._warp, self._last = found.warp, sight_of(live, self.model, found.warp)
+        self._warp, self._last = found.warp, observe(live, self.model, found.warp)
         change = found.change
-        reason = f"{change.cut} edges were torn and are cut" if change.cut else "the warp is known"
+        reason = f"{change.cut} torn edges were cut" if change.cut else "the warp is known"
         track = self._report(live.stamp, state, reason, clock, found.warp, found.matches, found.inliers)
         return replace(
             track,
@@ -398,18 +416,18 @@ class DeformableTracker:
             overlap=found.warp.overlap,
             residual=found.warp.residual,
             cut_edges=change.cut,
-            background=live.left_out,
+            background=live.background_count,
         )
 
     def _add_view(self, view: View) -> bool:
-        """Keep a view as the last one, and as a keyframe if it shows a new side; whether it does.
+        """Store a view as the last one, and as a keyframe if it shows a new side; return whether it does.
 
-        Of too many keyframes the most redundant one goes.
+        If there are too many keyframes, the most redundant one is removed.
         """
-        view = view._replace(sight=view.sight.without_cloud())
-        self._studied = view
+        view = view._replace(observation=view.observation.without_cloud())
+        self._last_encoded = view
         least = self.settings.keyframe_motion, self.settings.keyframe_degrees
-        keyframe = all(view.sight.is_new_to(other.sight, *least) for other in self._keyframes)
+        keyframe = all(view.observation.is_new_to(other.observation, *least) for other in self._keyframes)
         if keyframe:
             self._keyframes.append(view)
             if len(self._keyframes) > self.settings.max_keyframes:
@@ -424,7 +442,7 @@ class DeformableTracker:
         matches: Matches | None = None,
         warp: Warp | None = None,
     ) -> DeformableTrack:
-        """Say why there is no warp."""
+        """Report why there is no warp."""
         if self.model is None:
             return self._report(stamp, TrackingState.INITIALISING, reason, clock)
         self._rejected += 1
@@ -445,7 +463,7 @@ class DeformableTracker:
         model_points = np.zeros((0, 3)) if self.model is None else self.model.points.copy()
         warped_points: FloatArray = np.zeros((0, 3))
         if warp is not None and self._last is not None:
-            warped_points = self._last.imprint.warped
+            warped_points = self._last.warped_model.warped
         return DeformableTrack(
             stamp=stamp,
             state=state,

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""How a bending thing is followed."""
+"""Settings of the deformable tracker."""
 
 from dataclasses import dataclass, field
 
@@ -12,20 +12,21 @@ from lepard_ros.tracking.model import ModelSettings
 
 @dataclass(frozen=True)
 class DeformableSettings:
-    """How a bending thing is followed. Lengths in metres.
+    """Settings of the deformable tracker. Lengths in metres.
 
-    max_keyframes: past clouds that are kept, from all sides of the body.
-    keyframe_motion, keyframe_degrees: mean motion and turn of the model, since every keyframe, that makes a new one.
-    min_overlap: share of the warped model on the live cloud. max_rejections: searches for a lost body
-    that may be in vain before the model restarts.
-    follower: the solver without matches; it goes on from the last warp to the nearest surface, which only sees small
-    motions and no sliding. So it runs within FOLLOW_SECONDS of the last accepted cloud, and for at most max_followed
+    max_keyframes: past clouds that are kept, from all sides of the object.
+    keyframe_motion, keyframe_degrees: a cloud becomes a keyframe if the model moved (mean) or rotated by this much
+    relative to every other keyframe.
+    min_overlap: minimum share of the warped model on the live cloud. max_rejections: failed searches for a lost object
+    before the model restarts.
+    follower: solver for tracking without matches (non-rigid ICP from the last warp). It handles small motions and
+    cannot observe sliding, so it runs within FOLLOW_SECONDS of the last accepted cloud and for at most max_followed
     clouds in a row.
-    background_clouds: 0 matches every cloud before it is warped. Else the follower keeps the sensor's pace, and a
-    second worker matches one cloud at a time: so many clouds later the model learns from that one, and the last warp is
-    corrected. threaded: whether the worker is a thread (a live sensor) or works at once (a replay, the same warps).
-    max_range: points beyond are left out. foreground: how the body is told from the room, or None to take the whole
-    cloud.
+    background_clouds: with 0, every cloud is matched before it is warped. Otherwise clouds are tracked without matches,
+    and a background worker matches one cloud at a time; this many clouds later its result updates the model and
+    corrects the last warp. threaded: run that worker in its own thread (live sensor) or immediately (replay); both give
+    the same warps.
+    max_range: points beyond are ignored. foreground: segmentation of the object, or None to use the whole cloud.
     """
 
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -46,11 +47,11 @@ class DeformableSettings:
     threaded: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse settings that make no sense."""
+        """Reject invalid settings."""
         if self.max_keyframes < 1 or self.max_rejections < 1 or not self.keyframe_motion > 0:
             raise InputError("max_keyframes, max_rejections and keyframe_motion must be more than 0.")
 
     @property
     def reach(self) -> float:
-        """Metres from the model, within which a matched point belongs to it."""
+        """Maximum distance in metres of a matched point from the model."""
         return 2 * self.model.graph.coverage

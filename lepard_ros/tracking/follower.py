@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Motion first: predict where the sensor is, align its cloud to the surface around it, and put that to the test."""
+"""Frame-to-map tracking: predict the pose, align the cloud to the local map, and verify the result."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -15,85 +15,86 @@ from lepard_ros.registration.types import NO_MATCHES, Status
 from lepard_ros.tracking.keyframe_map import KeyframeMap
 from lepard_ros.tracking.keyframes import Keyframe
 from lepard_ros.tracking.local_map import LocalMap
+from lepard_ros.tracking.pose_candidates import PoseCandidate
 from lepard_ros.tracking.prior import followed, judge_guess, with_prediction
-from lepard_ros.tracking.sightings import Sighting
 from lepard_ros.tracking.track import TrackerSettings
 from lepard_ros.tracking.views import View
 
-FOLLOW_SECONDS = 0.5  # for so long after a pose the sensor counts as followed
-PRIOR_SECONDS = 1.5  # for so long the last pose is a useful guess
-SLOW_SENSOR = 1.5  # a slow sensor's last pose is a useful guess for this many times the gap between its clouds
-STAY = 0.05  # how much more overlap another keyframe must promise before it is matched instead of the last one
-# What a sensor may do between two clouds on top of its speed: the error of two poses.
-SLACK = 0.2  # metres
-SLACK_DEGREES = 15.0
-# Points on which a followed motion is judged: enough for a motion that is expected, at a tenth of the time.
+FOLLOW_SECONDS = 0.5  # maximum age of the last pose for frame-to-map tracking
+PRIOR_SECONDS = 1.5  # maximum age of the last pose for use as an initial guess
+SLOW_SENSOR = 1.5  # for slow sensors: the same limit, in multiples of the interval between clouds
+HYSTERESIS = 0.05  # extra predicted overlap that another keyframe needs to replace the last one
+# Margin on top of the maximum speed between two clouds: it covers the errors of both poses.
+MOTION_MARGIN = 0.2  # metres
+MOTION_MARGIN_DEGREES = 15.0
+# Points used to verify a tracked motion: enough for a motion that is expected, at a tenth of the time.
 JUDGED_POINTS = 800
-# How much more likely than a match a followed motion is (log-odds); below that the network decides. On TUM fr1_desk
-# that is 5 % of the clouds, and with them all whose motion was wrong by more than 0.1 m.
-SURE_ODDS = 1.0
-# A right motion puts at most 0.05 of the points into free space there, and 95 % of them at most 0.01; a cloud that slid
-# along the walls of a room puts 0.04 to 0.27.
+# Prior log-odds of a tracked motion over a matched one; below this the network decides. On TUM fr1_desk that is 5 % of
+# the clouds, including all whose motion was wrong by more than 0.1 m.
+STRICT_ODDS = 1.0
+# Maximum share of points in free space. On fr1_desk a correct motion has at most 0.05, and at most 0.01 in 95 % of the
+# clouds. A cloud that slid along the walls of a room has 0.04 to 0.27.
 MAX_CONFLICT = 0.03
-# Where the surfaces leave a motion open (a bare corridor), it is predicted for as long as the prediction is worth it:
-# one sigma of it, metres. A velocity is known to so many m/s when it was last measured, and wanders by so many m/s
-# within a second; odometry is wrong by a share of its way.
-MAX_PREDICTED = 0.5
-VELOCITY_ERROR, VELOCITY_WANDER = 0.1, 0.3
+# Unconstrained directions (a bare corridor) are filled from the prediction until its standard deviation exceeds
+# MAX_PREDICTED_SIGMA metres. Velocity model: initial error in m/s, random walk in m/s after one second. Odometry model:
+# constant error in metres, drift per metre travelled.
+MAX_PREDICTED_SIGMA = 0.5
+VELOCITY_ERROR, VELOCITY_RANDOM_WALK = 0.1, 0.3
 ODOMETRY_ERROR, ODOMETRY_DRIFT = 0.01, 0.05
-ALIKE = 6  # keyframes around a predicted pose whose overlap with the cloud is compared
-# Between two predictions from which both are tried.
-STANDING = 0.02  # metres
-STANDING_DEGREES = 2.0
+OVERLAP_CANDIDATES = 6  # keyframes around a predicted pose whose predicted overlap is compared
+# Initial guesses closer than this count as one.
+SAME_GUESS = 0.02  # metres
+SAME_GUESS_DEGREES = 2.0
 
 
 class Pace(NamedTuple):
-    """How often clouds come: the stamp of the last one, and the two gaps before it, in seconds (0: not known)."""
+    """Timing of the clouds: stamp of the last one and the two intervals before it, in seconds (0: unknown)."""
 
     stamp: float = 0.0
     gaps: tuple[float, float] = (0.0, 0.0)
 
 
 class Follower:
-    """Follows the sensor from cloud to cloud."""
+    """Tracks the sensor from cloud to cloud."""
 
     def __init__(self, keyframe_map: KeyframeMap, settings: TrackerSettings, rigid: RigidSettings) -> None:
-        """Follow a sensor through a map."""
+        """Track a sensor in a map."""
         self._map, self.settings = keyframe_map, settings
         rule = followed(rigid)
-        self._mild = replace(rule, refine_points=JUDGED_POINTS)
-        sure = replace(rule.acceptance, min_quality=rigid.acceptance.min_quality - SURE_ODDS)
-        self._sure = replace(self._mild, acceptance=sure)
-        self.unsure: list[Sighting] = []  # a motion that `follow` refused, and that will do if nothing better is found
+        self._lenient = replace(rule, refine_points=JUDGED_POINTS)
+        strict = replace(rule.acceptance, min_quality=rigid.acceptance.min_quality - STRICT_ODDS)
+        self._strict = replace(self._lenient, acceptance=strict)
+        # A motion that `follow` refused; it is used if relocalisation finds nothing better.
+        self.uncertain: list[PoseCandidate] = []
         self._last_keyframe: int | None = None
-        self._odometry: FloatArray | None = None  # of the last accepted cloud
-        # Stamp and odometry when all of a motion was last measured.
-        self._held: tuple[float, FloatArray | None] = (0.0, None)
-        self.pace = Pace()  # of the sensor: a tracker that restarts its map keeps it
-        self._followable = True  # the last pose says something about the next one
-        self._hint: FloatArray | None = None  # where somebody said that the sensor is
+        self._odometry: FloatArray | None = None  # at the last accepted cloud
+        # Stamp and odometry when all six degrees of freedom were last constrained.
+        self._last_constrained: tuple[float, FloatArray | None] = (0.0, None)
+        self.pace = Pace()  # survives a restart of the map
+        self._pose_valid = True  # the last pose may be used to predict the next one
+        self._hint: FloatArray | None = None  # approximate pose given by the user
         self.local_map = LocalMap(keyframe_map)
 
-    def note_stamp(self, stamp: float) -> None:
-        """A cloud came, whatever becomes of it."""
+    def add_stamp(self, stamp: float) -> None:
+        """Record the arrival of a cloud, whether or not it is tracked."""
         last, (_, gap) = self.pace
         self.pace = Pace(stamp, (gap, stamp - last if last else 0.0))
 
-    def give_up(self, hint: FloatArray | None) -> None:
-        """The last pose says nothing about the next one. hint: (4, 4), about where the sensor is."""
-        self._followable, self._hint = False, hint
+    def invalidate_pose(self, hint: FloatArray | None) -> None:
+        """Stop predicting from the last pose. hint: (4, 4), approximate pose of the sensor."""
+        self._pose_valid, self._hint = False, hint
 
-    def last_seen(self) -> FloatArray | None:
-        """Where a search should begin, (4, 4): at the hint, else at the last pose."""
+    def search_start(self) -> FloatArray | None:
+        """The pose (4, 4) around which a search starts: the hint, else the last pose."""
         latest = self._map.path.latest(self._map.keyframes, 1)
         return self._hint if self._hint is not None or not latest else latest[0][1]
 
     def predict(self, stamp: float, odometry: FloatArray | None = None) -> list[FloatArray]:
-        """Poses (4, 4) to start from: where odometry leads; else gone on as before, or stood still. None after a while.
+        """Initial guesses (4, 4), best first: odometry or constant velocity, then the last pose. Empty if that is old.
 
         odometry: (4, 4), the sensor in a frame that drifts but does not jump.
         """
-        if not self._followable:
+        if not self._pose_valid:
             return [] if self._hint is None else [self._hint]
         latest = self._map.path.latest(self._map.keyframes, 2)
         longest = max(PRIOR_SECONDS, SLOW_SENSOR * min(self.pace.gaps))
@@ -104,29 +105,29 @@ class Follower:
             return [last @ invert(self._odometry) @ odometry, last]
         if len(latest) == 1 or not 0 < last_stamp - latest[1][0] <= longest:
             return [last]
-        share = min((stamp - last_stamp) / (last_stamp - latest[1][0]), 2.0)  # no motion goes on forever
+        share = min((stamp - last_stamp) / (last_stamp - latest[1][0]), 2.0)  # limits the extrapolation
         return [extrapolate(latest[1][1], last, share), last]
 
     def follow(
         self, view: View, stamp: float, guesses: list[FloatArray], odometry: FloatArray | None = None
-    ) -> Sighting | None:
-        """The motion to the keyframe that shows most of the cloud; None where it cannot be trusted.
+    ) -> PoseCandidate | None:
+        """Track a cloud: its motion to the keyframe with the largest overlap, or None if it is not reliable.
 
-        guesses: of `predict`, the first one fills in what the surfaces leave open. odometry: where it came from.
+        guesses: from `predict`; the first one fills unconstrained directions. odometry: as given to `predict`.
         """
-        self.unsure = []
+        self.uncertain = []
         if not guesses or not self.recent(stamp):
             return None
-        frame = self.candidates(view, guesses[0], 1)[0]
+        frame = self.overlapping_keyframes(view, guesses[0], 1)[0]
         guesses, sigma = _distinct(guesses), self._prediction_sigma(stamp, odometry)
         for wide in (False, True):
             motion = invert(frame.pose) @ self.local_map.align(view, guesses, frame, wide)
             predicted = invert(frame.pose) @ guesses[0]
-            sighting = self._judged(view, frame, motion, predicted, sigma, self._sure)
-            if self.reachable_from_last(sighting, stamp):
-                return sighting
-            mild = self._judged(view, frame, motion, predicted, sigma, self._mild)
-            self.unsure = self.unsure or [mild] * self.reachable_from_last(mild, stamp)
+            candidate = self._judged(view, frame, motion, predicted, sigma, self._strict)
+            if self.reachable_from_last(candidate, stamp):
+                return candidate
+            lenient = self._judged(view, frame, motion, predicted, sigma, self._lenient)
+            self.uncertain = self.uncertain or [lenient] * self.reachable_from_last(lenient, stamp)
         return None
 
     def _judged(
@@ -137,73 +138,73 @@ class Follower:
         predicted: FloatArray,
         sigma: float,
         rule: RigidSettings,
-    ) -> Sighting:
-        """The verdict on an aligned motion (4, 4), with what the surfaces leave open as predicted to `sigma` metres."""
+    ) -> PoseCandidate:
+        """Verify an aligned motion (4, 4); unconstrained directions come from the prediction (`sigma` in metres)."""
         slack = slack_between(view.surface, frame.surface, motion, rule.refine_points)
         motion = slack.keep(motion, predicted) if slack else motion
         found = judge_guess(view.surface, frame.surface, motion[None], True, NO_MATCHES, rule, MAX_CONFLICT)
-        if slack and sigma > MAX_PREDICTED:
+        if slack and sigma > MAX_PREDICTED_SIGMA:
             found = replace(found, transform=None, covariance=None, status=Status.DEGENERATE)
-        return Sighting(frame, with_prediction(found, slack, sigma) if slack else found)
+        return PoseCandidate(frame, with_prediction(found, slack, sigma) if slack else found)
 
     def _prediction_sigma(self, stamp: float, odometry: FloatArray | None) -> float:
-        """One sigma in metres of a position that was only predicted since all of a motion was last measured."""
-        since, then = self._held
+        """Standard deviation (metres) of a position predicted since the motion was last fully constrained."""
+        since, then = self._last_constrained
         if odometry is not None and then is not None:
             return ODOMETRY_ERROR + ODOMETRY_DRIFT * motion_between(then, odometry)[0]
         seconds = abs(stamp - since)
-        return VELOCITY_ERROR * seconds + VELOCITY_WANDER * seconds**1.5 / 3**0.5
+        return VELOCITY_ERROR * seconds + VELOCITY_RANDOM_WALK * seconds**1.5 / 3**0.5
 
     def recent(self, stamp: float) -> bool:
-        """Whether the last pose is so young that its motion still counts."""
+        """Whether the last pose is recent enough for frame-to-map tracking."""
         latest = self._map.path.latest(self._map.keyframes, 1)
-        return self._followable and bool(latest) and abs(stamp - latest[0][0]) <= FOLLOW_SECONDS
+        return self._pose_valid and bool(latest) and abs(stamp - latest[0][0]) <= FOLLOW_SECONDS
 
-    def candidates(self, view: View, pose: FloatArray, count: int) -> list[Keyframe]:
-        """The keyframes that should see most of a cloud at a pose (4, 4); the last one a little preferred."""
+    def overlapping_keyframes(self, view: View, pose: FloatArray, count: int) -> list[Keyframe]:
+        """The keyframes with the largest predicted overlap at a pose (4, 4), with hysteresis for the last one."""
         keyframes = self._map.keyframes
-        rated = keyframes.by_overlap(view.surface, pose, max_count=ALIKE)
-        rated.sort(key=lambda pair: -pair[0] - (STAY if pair[1].id == self._last_keyframe else 0.0))
+        rated = keyframes.by_overlap(view.surface, pose, max_count=OVERLAP_CANDIDATES)
+        rated.sort(key=lambda pair: -pair[0] - (HYSTERESIS if pair[1].id == self._last_keyframe else 0.0))
         return [frame for _, frame in rated[:count]] or [keyframes.nearest(pose)]
 
-    def accept(self, view: View, believed: Sighting, stamp: float, odometry: FloatArray | None) -> None:
-        """Note where the cloud was: the next one starts from there."""
-        frame, transform = believed.keyframe, believed.registration.transform
-        if not believed.registration.predicted:
-            self._held = stamp, odometry
+    def accept(self, view: View, accepted: PoseCandidate, stamp: float, odometry: FloatArray | None) -> None:
+        """Store an accepted pose; the next prediction starts from it."""
+        frame, transform = accepted.keyframe, accepted.registration.transform
+        if not accepted.registration.predicted:
+            self._last_constrained = stamp, odometry
         self._last_keyframe, self._odometry = frame.id, odometry
-        self._followable, self._hint = True, None
+        self._pose_valid, self._hint = True, None
         self.local_map.note(view, frame, np.eye(4) if transform is None else transform)
 
     def begin(self, frame: Keyframe) -> None:
-        """A map starts with this keyframe."""
-        self._held = frame.stamp, None
-        self.stay_with(frame)
+        """Start a map with this keyframe."""
+        self._last_constrained = frame.stamp, None
+        self.prefer(frame)
 
-    def stay_with(self, frame: Keyframe) -> None:
-        """Prefer a keyframe from now on: the newest one."""
+    def prefer(self, frame: Keyframe) -> None:
+        """Prefer a keyframe (usually the newest one) from now on."""
         self._last_keyframe = frame.id
 
-    def reachable_from_last(self, sighting: Sighting, stamp: float) -> bool:
-        """Whether a sighting was accepted, at a place that the sensor can have reached since its last pose."""
+    def reachable_from_last(self, candidate: PoseCandidate, stamp: float) -> bool:
+        """Whether a candidate was accepted and the sensor can have reached its pose since the last one."""
         latest = self._map.path.latest(self._map.keyframes, 1)
-        if not self._followable or sighting.pose is None:
+        if not self._pose_valid or candidate.pose is None:
             return False
-        return bool(latest) and self.reachable(*latest[0], stamp, sighting.pose)
+        return bool(latest) and self.reachable(*latest[0], stamp, candidate.pose)
 
     def reachable(self, since: float, start: FloatArray, stamp: float, pose: FloatArray) -> bool:
-        """Whether the sensor can have come from one pose to another in the time between."""
+        """Whether the sensor can have moved from one pose to another in the time between."""
         distance, turn = motion_between(start, pose)
         seconds = abs(stamp - since)
-        near = distance <= SLACK + self.settings.max_speed * seconds
-        return near and turn <= SLACK_DEGREES + self.settings.max_turn * seconds
+        near = distance <= MOTION_MARGIN + self.settings.max_speed * seconds
+        return near and turn <= MOTION_MARGIN_DEGREES + self.settings.max_turn * seconds
 
 
 def _distinct(guesses: list[FloatArray]) -> list[FloatArray]:
-    """The first guess, and those that lead elsewhere."""
+    """The first guess, and the others that differ from it."""
 
     def differs(guess: FloatArray) -> bool:
         distance, turn = motion_between(guesses[0], guess)
-        return distance > STANDING or turn > STANDING_DEGREES
+        return distance > SAME_GUESS or turn > SAME_GUESS_DEGREES
 
     return guesses[:1] + [guess for guess in guesses[1:] if differs(guess)]

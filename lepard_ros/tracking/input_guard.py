@@ -1,27 +1,27 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Which clouds may be tracked: the checks on stamp and frame that come before any work.
+"""Input checks on stamp and frame_id, before any processing.
 
-One strange cloud (another frame, a stamp far back or far ahead) is refused. Only several in a row that agree with each
-other are a lasting change, such as a bag that starts over.
+A single outlier (other frame, stamp far in the past or future) is rejected. Several consistent ones in a row are a
+lasting change, such as a bag that restarts.
 """
 
 from typing import NamedTuple
 
 from lepard_ros.errors import InputError
 
-# Clouds can overtake each other on the way; older ones by less than this are late, not a jump of time.
+# Messages can arrive out of order. A cloud older by less than this is late; more is a time jump.
 REORDERING_NS = 1_000_000_000
-# A stamp this far ahead of the node's clock makes every TF consumer fail, so such a cloud is refused.
+# A stamp this far ahead of the node's clock breaks TF lookups, so the cloud is rejected.
 AHEAD_NS = 10_000_000_000
-# Stamps may run ahead of the last cloud by this much more than JUMP_RATE times the time that passed on the node's
-# clock: a bag may be played faster than real time, and the sensor may have paused.
+# A stamp may advance by JUMP_RATE times the elapsed node time plus JUMP_NS: a bag may play faster than real time, and
+# the sensor may have paused.
 JUMP_NS = 2_000_000_000
 JUMP_RATE = 2
 CHANGE_AFTER = 5
 
 
 class Seen(NamedTuple):
-    """Stamp and frame of a cloud, and the node's clock when it was checked, in nanoseconds."""
+    """Stamp and frame_id of a cloud, and the node's clock when it was checked; times in nanoseconds."""
 
     stamp_ns: int
     frame_id: str
@@ -29,37 +29,37 @@ class Seen(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A lasting change of the input: a sentence, and whether time went back, as when a recording starts over."""
+    """A lasting change of the input: the reason, and whether time went back, as when a recording restarts."""
 
     reason: str
     restarted: bool
 
 
 class InputGuard:
-    """Remembers the last good cloud's stamp and frame, and judges the next one's."""
+    """Checks each cloud against the stamp and frame_id of the last valid one."""
 
     def __init__(self, change_after: int = CHANGE_AFTER) -> None:
-        """Nothing seen yet. change_after: strange clouds in a row that make a lasting change."""
+        """change_after: number of consecutive outliers that make a lasting change."""
         self.change_after = change_after
         self._last: Seen | None = None
-        self._strange: list[Seen] = []
+        self._outliers: list[Seen] = []
 
     def check(self, stamp_ns: int, frame_id: str, now_ns: int) -> Change | None:
-        """Judge a cloud by its stamp, its frame and the node's clock.
+        """Check the stamp and frame_id of a cloud against the node's clock and the last valid cloud.
 
-        Returns None for a cloud that continues the last one, or the lasting change that it completes: the tracker must
-        then find its place again. Raises InputError for a cloud that must not be used.
+        Returns None if the cloud continues the input, or the lasting change that it completes: the tracker must then
+        relocalise. Raises InputError for a cloud that must not be used.
         """
         cloud = Seen(stamp_ns, frame_id, now_ns)
-        _refuse_unusable(cloud)
+        _reject_invalid(cloud)
         change = self._change(cloud)
         if change is not None:
-            self._count_strange(cloud, change)
-        self._last, self._strange = cloud, []
+            self._count_outlier(cloud, change)
+        self._last, self._outliers = cloud, []
         return change
 
     def _change(self, cloud: Seen) -> Change | None:
-        """What is strange about a cloud that may be used; raises InputError for one that is merely late."""
+        """How a valid cloud departs from the last one; raises InputError for a cloud that is only late."""
         last = self._last
         if last is None:
             return None
@@ -68,8 +68,8 @@ class InputGuard:
         step = cloud.stamp_ns - last.stamp_ns
         if -REORDERING_NS < step <= 0:
             raise InputError(
-                f"The cloud's stamp is {-step * 1e-9:.3f} s before the last one's; "
-                "let the driver send each cloud once and in order."
+                f"The cloud's stamp is {-step * 1e-9:.3f} s before the last one; "
+                "the driver must publish each cloud once and in order."
             )
         if step < 0:
             return Change(f"Time jumped back by {-step * 1e-9:.1f} s.", True)
@@ -77,23 +77,23 @@ class InputGuard:
             return Change(f"Time jumped ahead by {step * 1e-9:.1f} s.", False)
         return None
 
-    def _count_strange(self, cloud: Seen, change: Change) -> None:
-        """Raise InputError unless enough strange clouds came in a row, one after the other in the same frame."""
-        before = self._strange[-1] if self._strange else None
-        goes_on = before is not None and before.frame_id == cloud.frame_id and before.stamp_ns < cloud.stamp_ns
-        self._strange = [*self._strange, cloud] if goes_on else [cloud]
-        if len(self._strange) < self.change_after:
+    def _count_outlier(self, cloud: Seen, change: Change) -> None:
+        """Raise InputError unless enough consistent outliers came in a row: same frame_id, increasing stamps."""
+        before = self._outliers[-1] if self._outliers else None
+        consistent = before is not None and before.frame_id == cloud.frame_id and before.stamp_ns < cloud.stamp_ns
+        self._outliers = [*self._outliers, cloud] if consistent else [cloud]
+        if len(self._outliers) < self.change_after:
             raise InputError(
-                f"{change.reason} The cloud is left out; after {self.change_after} such clouds in a row "
-                "the node looks for its place in the map again."
+                f"{change.reason} The cloud is dropped; after {self.change_after} such clouds in a row "
+                "the node relocalises in its map."
             )
 
 
-def _refuse_unusable(cloud: Seen) -> None:
+def _reject_invalid(cloud: Seen) -> None:
     if not cloud.frame_id.strip("/ "):
         raise InputError("The cloud has an empty frame_id; set the frame in the sensor's driver.")
     if cloud.stamp_ns <= 0:
-        raise InputError("The cloud has the stamp 0; let the sensor's driver stamp its messages.")
+        raise InputError("The cloud has stamp 0; the sensor's driver must stamp its messages.")
     ahead = cloud.stamp_ns - cloud.now_ns
     if ahead > AHEAD_NS:
         raise InputError(

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The surface around the sensor: the newest clouds and the nearest keyframes, merged, for live clouds to align to."""
+"""The local map: the newest clouds and the nearest keyframes, merged into the target for aligning live clouds."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,19 +11,19 @@ from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.geometry.poses import motion_between
 from lepard_ros.geometry.rigid_motion import invert, move
 from lepard_ros.tracking.compiled import Shape, align_shapes, shape_of
-from lepard_ros.tracking.keyframe_map import TIED, KeyframeMap
+from lepard_ros.tracking.keyframe_map import MAX_HOPS, KeyframeMap
 from lepard_ros.tracking.keyframes import Keyframe, view_distances
 from lepard_ros.tracking.views import View
 
-# Tuned on TUM fr1_desk: a cloud joins the local map beyond one of these, and so many clouds make it up.
+# Tuned on TUM fr1_desk: motion after which a cloud joins the local map, and the number of clouds in it.
 STEP = 0.1  # metres
 STEP_DEGREES = 7.0
 CLOUDS = 10
-PIECES = 100  # clouds that are remembered, about 0.1 MB each
+PIECES = 100  # clouds that are kept, about 0.1 MB each
 
 
 class _Piece(NamedTuple):
-    """A tracked cloud: its points (n, 3), and its pose (4, 4) in the frame of a keyframe, with which it moves."""
+    """A tracked cloud: points (n, 3) and pose (4, 4) relative to a keyframe, so that it moves with the keyframe."""
 
     keyframe_id: int
     step: FloatArray
@@ -31,19 +31,19 @@ class _Piece(NamedTuple):
 
 
 class LocalMap:
-    """A bounded number of clouds around the sensor, merged in the frame of the newest one."""
+    """A fixed number of clouds around the sensor, merged in the frame of the newest one."""
 
     def __init__(self, keyframe_map: KeyframeMap) -> None:
-        """Around a sensor that moves in this map."""
+        """A local map for a sensor in this map."""
         self._map, self._keyframes = keyframe_map, keyframe_map.keyframes
         self._pieces: deque[_Piece] = deque(maxlen=PIECES)
-        self._base: FloatArray | None = None  # the pose of the sensor when the surface was merged
+        self._base: FloatArray | None = None  # pose of the sensor when the surface was merged
         self._shape: Shape | None = None
 
     def align(self, view: View, guesses: Sequence[FloatArray], near: Keyframe, wide: bool) -> FloatArray:
-        """The pose (4, 4) of a live cloud in the map, from guesses of it; near: a keyframe in this part of the map.
+        """Align a live cloud from initial guesses; return its pose (4, 4) in the map.
 
-        wide: the guesses may be far off.
+        near: a keyframe in this part of the map. wide: the guesses may be far off.
         """
         if self._shape is None or self._base is None:
             self._base, self._shape = guesses[0], self._merged(guesses[0], near)
@@ -51,7 +51,7 @@ class LocalMap:
         return self._base @ align_shapes(view.shape, self._shape, [back @ guess for guess in guesses], wide)
 
     def note(self, view: View, keyframe: Keyframe, step: FloatArray) -> None:
-        """Take in a tracked cloud if the sensor has moved on; step: (4, 4), its pose in the keyframe's frame."""
+        """Add a tracked cloud if the sensor has moved far enough; step: (4, 4), its pose in the keyframe's frame."""
         pose = keyframe.pose @ step
         distance, turn = motion_between(self._base, pose) if self._base is not None else (np.inf, np.inf)
         if distance > STEP or turn > STEP_DEGREES:
@@ -59,20 +59,20 @@ class LocalMap:
             self.forget_surface()
 
     def forget_surface(self) -> None:
-        """Merge again before the next cloud: the map was corrected, or the sensor moved on."""
+        """Merge again before the next alignment, because the map was corrected or the sensor has moved."""
         self._base = self._shape = None
 
     def _merged(self, pose: FloatArray, near: Keyframe) -> Shape:
-        """The clouds whose views are most like that of a pose, on one grid in the frame of that pose.
+        """The clouds with the views closest to a pose, merged on one grid in the frame of that pose.
 
-        Keyframes that no short chain of edges ties to `near` may have drifted away from it and would blur the surface.
+        Keyframes more than MAX_HOPS edges away from `near` may have drifted relative to it and would blur the surface.
         """
-        tied = self._map.graph.around(near.id, TIED)
+        connected = self._map.graph.around(near.id, MAX_HOPS)
         kept = [piece for piece in self._pieces if piece.keyframe_id in self._keyframes]
         clouds: list[tuple[FloatArray, FloatArray]] = [
             (self._keyframes[piece.keyframe_id].pose @ piece.step, piece.points) for piece in kept
         ]
-        frames = (self._keyframes[node] for node in sorted(tied) if node in self._keyframes)
+        frames = (self._keyframes[node] for node in sorted(connected) if node in self._keyframes)
         clouds += [(frame.pose, frame.surface.points) for frame in frames]
         order = np.argsort(view_distances(np.array([place for place, _ in clouds]), pose), kind="stable")[:CLOUDS]
         back = invert(pose)

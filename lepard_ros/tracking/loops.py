@@ -1,7 +1,7 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""What the second worker does for a new keyframe: features, edges to its neighbours, loops, and a check of its pose.
+"""Background processing of a new keyframe: features, a check of its pose, edges to its neighbours, and loop closures.
 
-It works on a snapshot of the map, so tracking goes on meanwhile; the same snapshot always gives the same answer.
+It works on a snapshot of the map while tracking continues; the same snapshot always gives the same result.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,67 +20,69 @@ if TYPE_CHECKING:
     from lepard_ros.matcher import Matcher
 
 LOOP_CANDIDATES = 3  # old keyframes that a new one is matched with
-MIN_SHARED = 0.25  # predicted overlap from which two keyframes are worth an edge
-# How far a loop may contradict the map so far: the drift that a tracker can have gathered.
+MIN_SHARED = 0.25  # minimum predicted overlap for an edge between two keyframes
+# Maximum difference between a loop and the map: the drift that tracking can have accumulated.
 LOOP_DRIFT = 0.3  # metres, at any distance
 LOOP_DRIFT_PER_STEP = 0.03  # metres for every keyframe in between
 LOOP_DRIFT_DEGREES = 20.0
-# The network contradicts a tracked pose only by more than its own motions of views with little overlap are wrong.
+# The network disputes a tracked pose beyond these limits; below them its own error at low overlap may be the cause.
 DISPUTED = 0.3  # metres
 DISPUTED_DEGREES = 15.0
-SIMILAR_PLACES = 2  # old keyframes that are tried because they look alike, wherever the map puts them
+SIMILAR_PLACES = 2  # old keyframes that are tried by appearance, wherever the map puts them
 
 
-class Study(NamedTuple):
-    """edges: measured motions from the new keyframe to others. disputed: the network contradicts the tracked pose."""
+class LoopResult(NamedTuple):
+    """edges: relative motions from the new keyframe to others. disputed: the network contradicts the tracked pose."""
 
     edges: list[Edge]
     disputed: bool
 
 
-class Student:
-    """Studies new keyframes."""
+class LoopCloser:
+    """Checks new keyframes and finds loop closures."""
 
     def __init__(self, matcher: "Matcher", settings: TrackerSettings, rigid: RigidSettings) -> None:
-        """How motions are aligned and judged is the tracker's business too: the same settings."""
+        """rigid: the tracker's settings for aligning and accepting motions."""
         self._matcher, self.settings, self._rigid = matcher, settings, rigid
 
-    def study(self, frame: Keyframe, known: Keyframe, keyframes: KeyframeBuffer) -> Study:
-        """Encode a new keyframe and tie it to the others. known: the keyframe that it was tracked from."""
+    def find_loops(self, frame: Keyframe, reference: Keyframe, keyframes: KeyframeBuffer) -> LoopResult:
+        """Encode a new keyframe and find edges to the others. reference: the keyframe that it was tracked from."""
         frame.view.encode(self._matcher)
-        disputed = self._disputed(frame, known)
+        disputed = self._disputed(frame, reference)
         if not self.settings.loop_closures or disputed:
-            return Study([], disputed)
-        near = self._near(frame, known, keyframes)
+            return LoopResult([], disputed)
+        near = self._near(frame, reference, keyframes)
         measured = [self._aligned(frame, other) for other in near]
-        # The map may have drifted too far for a guess to lead anywhere: then the network has to find the loop.
-        unsure = [other for other, found in zip(near, measured, strict=True) if not found.ok]
-        unsure += [other for other in self._similar(frame, keyframes) if other not in near and other.id != known.id]
-        found = [*zip(near, measured, strict=True), *zip(unsure, self._matched(frame, unsure), strict=True)]
-        return Study([self._edge(frame, *pair) for pair in found if self._credible(frame, *pair)], False)
+        # The map may have drifted too far for ICP from the current poses; then the network has to find the loop.
+        unresolved = [other for other, found in zip(near, measured, strict=True) if not found.ok]
+        unresolved += [
+            other for other in self._similar(frame, keyframes) if other not in near and other.id != reference.id
+        ]
+        found = [*zip(near, measured, strict=True), *zip(unresolved, self._matched(frame, unresolved), strict=True)]
+        return LoopResult([self._edge(frame, *pair) for pair in found if self._credible(frame, *pair)], False)
 
-    def _disputed(self, frame: Keyframe, known: Keyframe) -> bool:
-        """Whether the network is sure that the new keyframe is elsewhere than where it was tracked to."""
-        (motion,) = self._matched(frame, [known])
+    def _disputed(self, frame: Keyframe, reference: Keyframe) -> bool:
+        """Whether the network confidently places the new keyframe elsewhere than tracking did."""
+        (motion,) = self._matched(frame, [reference])
         if motion.transform is None:
             return False
-        distance, turn = motion_between(known.pose @ motion.transform, frame.pose)
+        distance, turn = motion_between(reference.pose @ motion.transform, frame.pose)
         return distance > DISPUTED or turn > DISPUTED_DEGREES
 
-    def _near(self, frame: Keyframe, known: Keyframe, keyframes: KeyframeBuffer) -> list[Keyframe]:
-        """Old keyframes that should see the same surface, most of it first."""
+    def _near(self, frame: Keyframe, reference: Keyframe, keyframes: KeyframeBuffer) -> list[Keyframe]:
+        """Old keyframes with sufficient predicted overlap, largest first."""
         rated = keyframes.by_overlap(frame.surface, frame.pose, slack=0.1)
         old = [other for share, other in rated if share > MIN_SHARED and self._is_old(frame, other)]
-        return [other for other in old if other.id != known.id][:LOOP_CANDIDATES]
+        return [other for other in old if other.id != reference.id][:LOOP_CANDIDATES]
 
     def _similar(self, frame: Keyframe, keyframes: KeyframeBuffer) -> list[Keyframe]:
-        """Old keyframes that look most alike, and that drift could have brought here."""
+        """Old keyframes with the most similar descriptors, within the possible drift."""
         old = [other for other in keyframes if self._is_old(frame, other) and self._within_drift(frame, other)]
         best = most_similar(frame.view.descriptor, [other.view.descriptor for other in old], SIMILAR_PLACES)
         return [old[index] for index in best]
 
     def _within_drift(self, frame: Keyframe, other: Keyframe) -> bool:
-        """Whether two keyframes could see the same, given how far the map may have drifted between them."""
+        """Whether two keyframes may show the same place, given the possible drift between them."""
         distance, _ = motion_between(frame.pose, other.pose)
         return distance < self._drift(frame, other) + 1.0
 
@@ -107,7 +109,7 @@ class Student:
         return Edge(frame.id, other.id, motion.transform, motion.covariance, loop=True)
 
     def _credible(self, frame: Keyframe, other: Keyframe, motion: Registration) -> bool:
-        """Whether a motion was accepted and contradicts the map by no more than drift can explain."""
+        """Whether a motion was accepted and differs from the map by no more than the possible drift."""
         if motion.transform is None:
             return False
         distance, turn = motion_between(frame.pose, other.pose @ motion.transform)

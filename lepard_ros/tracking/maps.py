@@ -1,8 +1,8 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Maps on the disc: keyframes with all that is needed to start from them again, or a plain cloud to localise in.
+"""Save and load maps, or build one from a plain cloud file for localisation.
 
-A saved map is one directory: `map.json` (poses, edges, the identity of the weights, a SHA-256 per file) and one
-`keyframe_<id>.npz` per keyframe (surface, features). It appears as a whole or not at all.
+A saved map is one directory: `map.json` (poses, edges, the id of the weights, a SHA-256 per file) and one
+`keyframe_<id>.npz` per keyframe (surface, features). Saving is atomic.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from lepard_ros.tracking.keyframe_map import KeyframeMap
 from lepard_ros.tracking.keyframes import Keyframe
 from lepard_ros.tracking.places import describe
 from lepard_ros.tracking.pose_graph import Edge
-from lepard_ros.tracking.views import View, see
+from lepard_ros.tracking.views import View, make_view
 
 if TYPE_CHECKING:
     from lepard_ros.matcher import EncodedCloud, Matcher
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 MANIFEST = "map.json"
 FORMAT = "lepard_ros map"
 VERSION = 1
-# A plain cloud is cut into blocks about as large as what a depth camera sees (metres); they overlap by half.
+# A plain cloud is split into blocks about as large as the view of a depth camera (metres); they overlap by half.
 BLOCK = 5.0
 MIN_BLOCK_POINTS = 500
 
 
 def save_map(keyframe_map: KeyframeMap, directory: Path, weights_id: str) -> None:
-    """Write a map beside its final place and move it there; a map that stood there before is replaced."""
+    """Write a map to a temporary directory and move it into place; replaces an existing map."""
     directory = Path(directory)
     if directory.exists() and not (directory / MANIFEST).is_file():
-        raise InputError(f"{directory} exists and is not a map; name another directory for the map.")
+        raise InputError(f"{directory} exists and is not a map; choose another directory for the map.")
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent) as scratch:
@@ -63,11 +63,11 @@ def fill_map(keyframe_map: KeyframeMap, path: Path, matcher: "Matcher") -> None:
 
         _read_plain(keyframe_map, np.asarray(read_cloud(path), dtype=np.float64), matcher, path)
     else:
-        raise InputError(f"There is no map at {path}; name a saved map or a cloud file.")
+        raise InputError(f"There is no map at {path}; give a saved map or a cloud file.")
 
 
 def _replace(fresh: Path, directory: Path, previous: Path) -> None:
-    """Put `fresh` where `directory` is; the old one goes first, since a full directory cannot be overwritten."""
+    """Move `fresh` to `directory`. The old directory is moved away first: a rename cannot overwrite it."""
     if directory.exists():
         directory.rename(previous)
     try:
@@ -110,7 +110,7 @@ def _write_keyframe(frame: Keyframe, directory: Path) -> dict[str, Any]:
 
 
 def _write_synced(path: Path, data: bytes) -> None:
-    """Write a file that survives a power cut once the directory has its final name."""
+    """Write and sync a file, so that it survives a power cut."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -126,17 +126,18 @@ def _read(keyframe_map: KeyframeMap, directory: Path, matcher: "Matcher") -> Non
     try:
         manifest = json.loads((directory / MANIFEST).read_bytes())
         if manifest["format"] != FORMAT or manifest["version"] != VERSION:
-            raise InputError(f"{directory} is a map of another version; make it again.")
+            raise InputError(f"{directory} is a map of another version; record it again.")
         same_weights = bool(matcher.weights_id) and manifest["weights_id"] == matcher.weights_id
         frames = [_read_keyframe(entry, directory, matcher, same_weights) for entry in manifest["keyframes"]]
         edges = [_edge_from_json(entry) for entry in manifest["edges"]]
     except InputError:
         raise
     except NUMPY_DAMAGE as error:
-        raise InputError(f"{directory} is not a whole map ({error or type(error).__name__}); save it again.") from error
+        reason = error or type(error).__name__
+        raise InputError(f"{directory} is not a complete map ({reason}); save it again.") from error
     known = {frame.id for frame in frames}
     if not frames or any(edge.source not in known or edge.target not in known for edge in edges):
-        raise InputError(f"{directory} is not a whole map (keyframes are missing); save it again.")
+        raise InputError(f"{directory} is not a complete map (keyframes are missing); save it again.")
     for frame in frames:
         keyframe_map.keyframes.add(frame)
     for edge in edges:
@@ -146,7 +147,7 @@ def _read(keyframe_map: KeyframeMap, directory: Path, matcher: "Matcher") -> Non
 def _read_keyframe(entry: dict[str, Any], directory: Path, matcher: "Matcher", same_weights: bool) -> Keyframe:
     name = str(entry["file"])
     if Path(name).name != name:
-        raise InputError(f"{directory} names a file outside of itself ({name}); save the map again.")
+        raise InputError(f"{directory} refers to a file outside the map ({name}); save the map again.")
     data = (directory / name).read_bytes()
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
         raise InputError(f"{directory / name} is damaged (its checksum differs); save the map again.")
@@ -159,7 +160,7 @@ def _read_keyframe(entry: dict[str, Any], directory: Path, matcher: "Matcher", s
 
 
 def _cloud(arrays: dict[str, Any], matcher: "Matcher", same_weights: bool) -> "EncodedCloud":
-    """The stored features, or new ones from the stored points where the weights differ."""
+    """The stored features, or new ones from the stored points if the weights differ."""
     if same_weights:
         from lepard_ros.matcher import EncodedCloud
 
@@ -169,7 +170,7 @@ def _cloud(arrays: dict[str, Any], matcher: "Matcher", same_weights: bool) -> "E
 
 
 def _surface_to_arrays(surface: Surface) -> dict[str, Any]:
-    """The fine surface, under names that an encoded cloud does not use."""
+    """The fine surface, under keys that an encoded cloud does not use."""
     arrays = {"aligned_points": surface.points, "aligned_normals": surface.normals}
     return arrays | {"aligned_spacing": np.float64(surface.spacing), "aligned_viewpoint": surface.viewpoint}
 
@@ -177,7 +178,7 @@ def _surface_to_arrays(surface: Surface) -> dict[str, Any]:
 def _surface_from_arrays(arrays: dict[str, Any]) -> Surface:
     members = arrays["aligned_points"], arrays["aligned_normals"]
     if members[0].shape != members[1].shape or members[0].shape[1:] != (3,):
-        raise ValueError("a surface's points and normals do not fit together")
+        raise ValueError("points and normals of a surface differ in shape")
     return Surface(*members, float(arrays["aligned_spacing"]), arrays["aligned_viewpoint"])
 
 
@@ -194,21 +195,21 @@ def _edge_from_json(entry: dict[str, Any]) -> Edge:
 
 
 def _read_plain(keyframe_map: KeyframeMap, points: FloatArray, matcher: "Matcher", path: Path) -> None:
-    """Every block of a plain cloud becomes a keyframe, seen from its middle; the map's frame is the file's."""
+    """Make each block of a plain cloud a keyframe, with the sensor at its centre; the map frame is that of the file."""
     points = points[np.isfinite(points).all(axis=1)]
     for number, (centre, block) in enumerate(_blocks(points)):
         pose = np.eye(4)
         pose[:3, 3] = centre
-        view = see(block - centre, keyframe_map.spacing)
+        view = make_view(block - centre, keyframe_map.spacing)
         view.encode(matcher)
-        view.settle()
+        view.drop_live_data()
         keyframe_map.keyframes.add(Keyframe(number, 0.0, pose, view, nbytes=view.nbytes))
     if not len(keyframe_map.keyframes):
         raise InputError(f"{path} has too few points for a map ({len(points)}); give a denser or larger cloud.")
 
 
 def _blocks(points: FloatArray) -> list[tuple[FloatArray, FloatArray]]:
-    """Cubes of points with their centres, overlapping by half; one for a cloud that fits into one."""
+    """Split points into cubes that overlap by half: (centre, points) each; a small cloud gives one."""
     if not len(points):
         return []
     lowest, highest = points.min(axis=0), points.max(axis=0)

@@ -1,8 +1,8 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Matching in a process of its own: threads of one interpreter take turns, and tracking would wait for the network.
+"""Matching in a separate process: with threads, tracking would compete with the network for the interpreter lock.
 
-The process is started anew, not forked (DDS has threads), and talks over two pipes that nobody else has. It ends when
-its pipe does: when it is closed, and also when the node is killed. What a library prints there goes to the node's log.
+The process is spawned, not forked (DDS has threads), and communicates over two private pipes. It exits when its pipe
+closes, also when the node is killed. Its output goes to the node's log.
 """
 
 import os
@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lepard_ros.errors import InputError
 from lepard_ros.geometry.arrays import FloatArray
-from lepard_ros.tracking.background import NICER
-from lepard_ros.tracking.sights import Study, View
+from lepard_ros.tracking.background import NICE_INCREMENT
+from lepard_ros.tracking.observations import CloudMatches, View
 
 if TYPE_CHECKING:
     from lepard_ros.matcher import Matcher, MatcherSettings
-    from lepard_ros.tracking.examination import Examined, Task
+    from lepard_ros.tracking.matching_worker import MatchingResult, MatchingTask
 
-END_SECONDS = 2.0  # to end by itself
+EXIT_SECONDS = 2.0  # time to exit before it is killed
 
 
 class Weights(NamedTuple):
-    """What the process loads: the arguments of `Matcher.from_pretrained`, and with how many threads torch computes."""
+    """What the process loads: the arguments of `Matcher.from_pretrained`, and the number of torch threads."""
 
     name: str
     device: str
@@ -37,7 +37,7 @@ class Weights(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What was loaded: the weights' name and the mode they were trained for, and what computes the network."""
+    """What was loaded: name of the weights, the mode they were trained for, and the device that runs the network."""
 
     name: str
     mode: str
@@ -45,12 +45,12 @@ class Facts(NamedTuple):
 
 
 class MatchingProcess:
-    """An examiner whose network lives in another process. If that ends, the next request starts another."""
+    """A matching worker in another process. If the process ends, the next request starts a new one."""
 
     def __init__(self, weights: Weights) -> None:
-        """Start the process and wait until the network is loaded; raises InputError if it cannot be."""
+        """Start the process and wait until the network is loaded; raises InputError if that fails."""
         self._weights = weights
-        self._busy = threading.Lock()  # held from a request to its answer
+        self._busy = threading.Lock()  # held from a request to its reply
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
         with self._busy:
@@ -58,16 +58,16 @@ class MatchingProcess:
 
     @property
     def pid(self) -> int | None:
-        """The number of the process, None if there is none."""
+        """The process id, or None if no process is running."""
         return None if self._process is None else self._process.pid
 
     def encode(self, points: FloatArray) -> Any:
-        """The arrays of a cloud (N, 3) as the network sees it."""
-        return self._ask("encode", points)
+        """Encode a cloud (N, 3); returns the arrays of the encoded cloud."""
+        return self._request("encode", points)
 
-    def examine(self, task: "Task") -> "Examined":
-        """Match a cloud, warp the model to it and let a copy of the model learn."""
-        found: Examined = self._ask("examine", task)
+    def match_and_update(self, task: "MatchingTask") -> "MatchingResult":
+        """Match a cloud, warp the model to it and update a copy of the model."""
+        found: MatchingResult = self._request("match_and_update", task)
         return found
 
     def close(self) -> None:
@@ -79,30 +79,30 @@ class MatchingProcess:
         process, self._process = self._process, None
         if process is None:
             return
-        self._requests.close()  # at which it ends, whatever it does
+        self._requests.close()  # makes the process exit, even while it is busy
         try:
-            process.wait(END_SECONDS)
+            process.wait(EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
 
-    def _ask(self, name: str, argument: Any) -> Any:
+    def _request(self, name: str, argument: Any) -> Any:
         with self._busy:
             if self._process is None or self._process.poll() is not None:
                 self._start()
             try:
                 self._requests.send((name, argument))
-                return self._answer()
+                return self._receive()
             except (EOFError, OSError) as error:
-                self._end()  # its pipe ends before it does, and the next request must not go to it, too
-                raise InputError("The process that matches clouds has ended; the next cloud starts another.") from error
+                self._end()  # the pipe closes before the process exits; the next request must start a new one
+                raise InputError("The matching process has ended; the next cloud starts a new one.") from error
 
     def _start(self) -> Facts:
         if self._closed:
-            raise InputError("The process that matches clouds was closed.")
-        (theirs, self._requests), (self._answers, ours) = _pipe(), _pipe()
+            raise InputError("The matching process is closed.")
+        (theirs, self._requests), (self._replies, ours) = _pipe(), _pipe()
         ends = theirs.fileno(), ours.fileno()
-        # Not with -m: what is sent over the pipe must belong to this module, not to __main__.
+        # Not with -m: classes sent over the pipe must belong to this module, not to __main__.
         command = [sys.executable, "-c", f"from {__name__} import main; main()", *map(str, ends)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         self._process = subprocess.Popen(command, pass_fds=ends, env=environment, stdin=subprocess.DEVNULL)
@@ -110,20 +110,20 @@ class MatchingProcess:
         ours.close()
         try:
             self._requests.send(self._weights)
-            facts: Facts = self._answer()
+            facts: Facts = self._receive()
         except (EOFError, OSError) as error:
-            raise InputError("The process that matches clouds did not start; the log says why.") from error
+            raise InputError("The matching process did not start; see the log for the reason.") from error
         return facts
 
-    def _answer(self) -> Any:
-        well, answer = self._answers.recv()
-        if well:
-            return answer
-        raise answer
+    def _receive(self) -> Any:
+        ok, reply = self._replies.recv()
+        if ok:
+            return reply
+        raise reply
 
 
 def _pipe() -> tuple[Connection, Connection]:
-    """The reading and the writing end."""
+    """The read end and the write end of a new pipe."""
     reader, writer = os.pipe()
     return Connection(reader, writable=False), Connection(writer, readable=False)
 
@@ -132,25 +132,25 @@ def _pipe() -> tuple[Connection, Connection]:
 
 
 def main() -> None:
-    """Serve requests until nobody holds the other end of the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both; the node decides
-    requests, answers = (Connection(int(number)) for number in sys.argv[1:])
-    os.nice(NICER)
+    """Serve requests until the other end of the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both processes; the node handles it
+    requests, replies = (Connection(int(number)) for number in sys.argv[1:])
+    os.nice(NICE_INCREMENT)
     waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(requests, waiting), daemon=True).start()
     weights: Weights = waiting.get()
-    well, matcher = _outcome(_load, weights)
-    if not well:
-        answers.send((False, matcher))
+    ok, matcher = _outcome(_load, weights)
+    if not ok:
+        replies.send((False, matcher))
         return
-    answers.send((True, Facts(matcher.card.name, matcher.card.mode, matcher.runs_on)))
+    replies.send((True, Facts(matcher.card.name, matcher.card.mode, matcher.runs_on)))
     while True:
         name, argument = waiting.get()
-        answers.send(_outcome(SERVICES[name], matcher, argument))
+        replies.send(_outcome(SERVICES[name], matcher, argument))
 
 
 def _read(requests: Connection, waiting: "queue.SimpleQueue[Any]") -> None:
-    """Take in requests beside the work; without the other end this process ends, even in the middle of its work."""
+    """Read requests in a thread of their own; exit as soon as the pipe closes, even in the middle of a request."""
     try:
         while True:
             waiting.put(requests.recv())
@@ -159,10 +159,10 @@ def _read(requests: Connection, waiting: "queue.SimpleQueue[Any]") -> None:
 
 
 def _outcome(work: Callable[..., Any], *arguments: Any) -> tuple[bool, Any]:
-    """Whether something went well, and its result or the exception."""
+    """Whether a call succeeded, and its result or exception."""
     try:
         return True, work(*arguments)
-    except Exception as error:  # whoever asked shall know
+    except Exception as error:  # passed on to the caller
         return False, error
 
 
@@ -184,16 +184,16 @@ def _encode(matcher: "Matcher", points: FloatArray) -> Any:
     return matcher.encode(points).to_arrays()
 
 
-def _examine(matcher: "Matcher", task: "Task") -> "Examined":
-    """Clouds come and go as arrays: a tensor would be handed over in shared memory, and with a device's context."""
+def _match_and_update(matcher: "Matcher", task: "MatchingTask") -> "MatchingResult":
+    """Run a task. Clouds are sent as arrays: tensors would need shared memory and a device context."""
     from lepard_ros.encoded_cloud import EncodedCloud
-    from lepard_ros.tracking.examination import examine
+    from lepard_ros.tracking.matching_worker import match_and_update
 
-    views = [View(view.sight, EncodedCloud.from_arrays(view.cloud, matcher.device)) for view in task.views]
-    found = examine(matcher, task._replace(views=views))
-    cloud = found.study.cloud.to_arrays()
-    learnt = found.learnt and found.learnt._replace(view=found.learnt.view._replace(cloud=cloud))
-    return found._replace(study=Study(cloud, found.study.matches), learnt=learnt)
+    views = [View(view.observation, EncodedCloud.from_arrays(view.cloud, matcher.device)) for view in task.views]
+    found = match_and_update(matcher, task._replace(views=views))
+    cloud = found.cloud_matches.cloud.to_arrays()
+    update = found.update and found.update._replace(view=found.update.view._replace(cloud=cloud))
+    return found._replace(cloud_matches=CloudMatches(cloud, found.cloud_matches.matches), update=update)
 
 
-SERVICES: dict[str, Callable[["Matcher", Any], Any]] = {"encode": _encode, "examine": _examine}
+SERVICES: dict[str, Callable[["Matcher", Any], Any]] = {"encode": _encode, "match_and_update": _match_and_update}

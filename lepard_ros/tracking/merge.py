@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Two maps become one: Lepard finds keyframes that show the same place, and the pose graph joins them."""
+"""Merge two maps: Lepard finds keyframes that show the same place, and the pose graph joins them."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -16,12 +16,12 @@ from lepard_ros.tracking.places import most_similar
 from lepard_ros.tracking.pose_graph import Edge
 from lepard_ros.tracking.rigid import RigidTracker
 
-QUERIES = 24  # keyframes of the second map that are looked for, spread over it
+QUERIES = 24  # keyframes of the second map that are matched, evenly distributed
 CANDIDATES = 8  # keyframes of the first map that each of them is matched with
-# Two links that put the second map within this of each other agree: both maps may have drifted.
+# Two links agree if they place the second map within these limits: both maps may have drifted.
 AGREE = 0.5  # metres
 AGREE_DEGREES = 10.0
-MIN_LINKS = 2  # by different keyframes: one look may be a mistake
+MIN_LINKS = 2  # from different keyframes: a single match may be wrong
 
 
 class Link(NamedTuple):
@@ -34,15 +34,15 @@ class Link(NamedTuple):
 
 
 def merge(first: RigidTracker, second: RigidTracker) -> int:
-    """Add the second map to the first, in the first one's frame; how many links join them. The second is used up.
+    """Add the second map to the first, in the frame of the first; return the number of links between them.
 
-    Raises InputError where they share no place.
+    The second map must not be used afterwards. Raises InputError if the maps share no place.
     """
     links = _agreeing(_links(first, second))
     if len({link.source.id for link in links}) < MIN_LINKS:
         raise InputError(
             f"The maps share no place that {MIN_LINKS} keyframes agree on, so they cannot be merged; "
-            "record a part of the first map in the second one too."
+            "record the second map so that it overlaps the first."
         )
     shift = first.keyframes.next_id
     for frame in second.keyframes:
@@ -55,7 +55,7 @@ def merge(first: RigidTracker, second: RigidTracker) -> int:
 
 
 def _links(first: RigidTracker, second: RigidTracker) -> list[Link]:
-    """Registrations between keyframes of the two maps that look alike."""
+    """Registrations between similar keyframes of the two maps."""
     targets, sources = list(first.keyframes), list(second.keyframes)
     spread = np.unique(np.linspace(0, len(sources) - 1, min(QUERIES, len(sources))).round().astype(int))
     descriptors = [frame.view.descriptor for frame in targets]
@@ -76,7 +76,7 @@ def _link(source: Keyframe, target: Keyframe, motion: Registration) -> Link:
 
 
 def _agreeing(links: list[Link]) -> list[Link]:
-    """The largest group of links that put the second map at one place, the one with the best overlap first."""
+    """The largest group of links that agree on the placement of the second map, largest overlap first."""
     groups = [[other for other in links if _agree(link, other)] for link in links]
     best = max(groups, key=lambda group: len({link.source.id for link in group}), default=[])
     return sorted(best, key=lambda link: -link.motion.overlap)

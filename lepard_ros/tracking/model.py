@@ -1,8 +1,8 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The canonical model of a bending thing: points in its rest shape, and the graph that bends them.
+"""The canonical model of a deforming object: points in the rest shape and a deformation graph.
 
-The rest shape is the first cloud. Each accepted warp brings the model to a live cloud; there it is compared, corrected,
-extended and, where the sensor looked through it, cut back. Everything is stored in the rest shape.
+The rest shape is the first cloud. Each accepted warp moves the model to a live cloud. There points are fused, new
+surface is added, and points in observed free space are removed. Everything is stored in the rest shape.
 """
 
 from copy import copy
@@ -26,11 +26,12 @@ from lepard_ros.registration.types import Matches, Status, Surface
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """How the model is kept. Lengths in metres.
+    """Settings of the model. Lengths in metres.
 
-    spacing: of its points. max_points, max_nodes: bounds.
-    min_misses: clouds in a row that must look through a point before it is removed. min_torn: clouds in a row that a
-    cut edge must stay torn to be cut for good; wrong matches tear an edge for one cloud, after which it is put back.
+    spacing: between its points. max_points, max_nodes: limits.
+    min_misses: number of consecutive clouds that must see through a point before it is removed. min_torn: number of
+    consecutive clouds for which a cut edge must stay torn before it is removed for good; wrong matches may tear an edge
+    for one cloud, after which it is restored.
     """
 
     graph: GraphSettings = field(default_factory=lambda: GraphSettings(coverage=0.04))
@@ -41,18 +42,18 @@ class ModelSettings:
     max_nodes: int = 4_000
 
 
-# Metres: a live point this near to the model corrects it; farther, up to GROW_REACH, it may be new surface beside it.
+# Metres: a live point within FUSE_REACH of the model corrects it; up to GROW_REACH it may be new surface next to it.
 FUSE_REACH, GROW_REACH = 0.015, 0.05
-MAX_STRIPS = 3  # of new surface, each GROW_REACH wide, that one cloud may add
-NEW_NODES = 4  # nodes' worth of new surface that make the graph grow
-MAX_FUSED = 20  # observations after which a point yields no further to new ones
-HEALED_STRETCH = 1.25  # a cut edge that is stretched less than this is no longer torn
-MIN_SUPPORT = 0.3  # of the node next to new surface: elsewhere the warp may be wrong, and would add a second surface
+MAX_STRIPS = 3  # strips of new surface, each GROW_REACH wide, that one cloud may add
+NEW_NODES = 4  # the graph is extended when the new surface is worth this many nodes
+MAX_FUSED = 20  # maximum weight of the past observations of a point
+HEALED_STRETCH = 1.25  # a cut edge with less stretch is no longer torn
+MIN_SUPPORT = 0.3  # minimum support of the node next to new surface: a wrong warp would add a duplicate surface
 FREE_SPACE = FreeSpaceSettings(cells=256, margin=0.04)
 
 
 class Change(NamedTuple):
-    """What one cloud changed: points fused, added and removed, nodes added, edges cut."""
+    """Changes made by one cloud: points fused, added and removed, nodes added, edges cut."""
 
     fused: int = 0
     added: int = 0
@@ -62,10 +63,10 @@ class Change(NamedTuple):
 
 
 class CanonicalModel:
-    """Points (N, 3) in the rest shape with outward normals and how often each was seen, the graph, the last warp."""
+    """Points (N, 3) in the rest shape with outward normals and observation counts, the graph, and the last warp."""
 
     def __init__(self, points: FloatArray, settings: ModelSettings) -> None:
-        """Begin with a first cloud (N, 3), which is the rest shape; scraps that no graph can carry are left out."""
+        """Start with a first cloud (N, 3), which is the rest shape; fragments too small for the graph are dropped."""
         self.settings = settings
         thinned = thin(points, settings.spacing)
         graph = build_graph(thinned, settings.graph)
@@ -74,7 +75,7 @@ class CanonicalModel:
         self._seen = np.ones(len(self.points))
         self._misses = np.zeros(len(self.points), dtype=np.int64)
         self._has_cuts = False
-        self._torn: dict[tuple[bytes, bytes], int] = {}  # edges that are torn, and for how many clouds
+        self._torn: dict[tuple[bytes, bytes], int] = {}  # torn edges, with the number of clouds since they tore
         self.warp = Warp.rest(graph, Status.OK)
 
     @property
@@ -84,18 +85,18 @@ class CanonicalModel:
 
     @property
     def surface(self) -> Surface:
-        """The points at rest with their outward normals."""
+        """The points in the rest shape with their outward normals."""
         return Surface(self.points, self.normals, self.settings.spacing)
 
     def updated(self, warp: Warp, live: FloatArray) -> "tuple[CanonicalModel, Change]":
-        """A model that has learnt from a live cloud, and what changed; this one stays as it is."""
+        """An updated copy of the model, and the changes."""
         model = copy(self)
         model.points, model._seen = self.points.copy(), self._seen.copy()
         model._misses, model._torn = self._misses.copy(), dict(self._torn)
         return model, model.update(warp, live)
 
     def update(self, warp: Warp, live: FloatArray) -> Change:
-        """Take over an accepted warp and what the live cloud (L, 3) adds, corrects and contradicts."""
+        """Update the model with an accepted warp and its live cloud (L, 3)."""
         self.warp = warp = self._restore_healed_edges(warp)
         live = thin(live, self.settings.spacing)
         seen = Surface(live, surface_normals(live, neighbours=10), self.settings.spacing)
@@ -107,9 +108,9 @@ class CanonicalModel:
         return Change(int(fused.sum()), added, removed, nodes, warp.cut_edges)
 
     def _restore_healed_edges(self, warp: Warp) -> Warp:
-        """The warp with the edges back that are no longer torn; its cut_edges are those that now are cut for good.
+        """Restore edges that are no longer torn. `cut_edges` of the result counts the edges now removed for good.
 
-        An edge is known by the places of its nodes: their numbers change when the graph grows.
+        Edges are identified by the positions of their nodes, since node indices change when the graph grows.
         """
         self._torn |= dict.fromkeys(_names(self.graph) - _names(warp.graph), 0)
         if not self._torn:
@@ -126,7 +127,7 @@ class CanonicalModel:
         return replace(warp, graph=replace(warp.graph, edges=whole), cut_edges=cut)
 
     def _fuse(self, warped: FloatArray, covered: BoolArray, live: Surface) -> BoolArray:
-        """Correct the points that the live cloud sees, along its normals; (N,) which they are."""
+        """Correct observed points along the normals of the live cloud; returns which points (N,) were observed."""
         distance, index = live.tree.query(warped, distance_upper_bound=FUSE_REACH)
         seen = covered & np.isfinite(distance)
         normal = live.normals[index[seen]]
@@ -137,7 +138,7 @@ class CanonicalModel:
         return seen
 
     def _grow(self, warped: FloatArray, covered: BoolArray, live: Surface) -> int:
-        """Add live points beside the model, carried back to the rest shape."""
+        """Add live points next to the model, transferred to the rest shape; returns their number."""
         room = self.settings.max_points - len(self.points)
         if room <= 0 or not covered.any():
             return 0
@@ -145,15 +146,15 @@ class CanonicalModel:
         back = self._way_back(live.points[new])
         points = live.points[new] + back.translation
         normals = np.einsum("nij,nj->ni", back.rotation, live.normals[new])
-        # Two poses of one place may both be "new" and fall together in the rest shape.
+        # Two live points may coincide in the rest shape.
         apart = cKDTree(self.points).query(points)[0] > 0.5 * self.settings.spacing
         self._append(points[apart], normals[apart])
         return int(apart.sum())
 
     def _beyond(self, warped: FloatArray, live: Surface) -> IntArray:
-        """Numbers of the live points beside the warped model (W, 3), and of those beside these, and so on.
+        """Indices of the live points next to the warped model (W, 3), grown strip by strip.
 
-        A body that turns shows more than one strip of new surface between two matched clouds.
+        A rotating object shows more than one strip of new surface between two matched clouds.
         """
         known, found = warped, np.zeros(0, dtype=np.int64)
         for _ in range(MAX_STRIPS):
@@ -164,10 +165,10 @@ class CanonicalModel:
         return found
 
     def _beside(self, warped: FloatArray, live: Surface) -> IntArray:
-        """Numbers of the live points that go on where the warped model (W, 3) ends.
+        """Indices of the live points that continue the warped model (W, 3) at its border.
 
-        A point that lies off the model across the surface rather than along it is no new surface: it is the known one
-        under a warp that is not exact, and would make a second surface.
+        A point that is offset along the normal rather than along the surface is not new: it is known surface under an
+        inexact warp, and adding it would duplicate the surface.
         """
         distance, index = cKDTree(warped).query(live.points, distance_upper_bound=GROW_REACH)
         new = np.flatnonzero((distance > FUSE_REACH) & np.isfinite(distance))
@@ -180,9 +181,9 @@ class CanonicalModel:
         return new[along]
 
     def _way_back(self, live: FloatArray) -> Motion:
-        """The motion to the rest shape at points beside the model: that of the nodes around.
+        """The motion to the rest shape at points next to the model, averaged over the nodes around them.
 
-        The turn of a single node at the rim is too uncertain; its error would grow with every strip of new surface.
+        The rotation of a single border node is too uncertain; its error would grow with every strip.
         """
         use = self.graph.active
         pairs = Matches(self.warp.moved_nodes[use], self.graph.nodes[use], np.ones(int(use.sum())))
@@ -194,7 +195,7 @@ class CanonicalModel:
         self._misses = np.concatenate([self._misses, np.zeros(len(points), dtype=np.int64)])
 
     def _remove_seen_through(self, warped: FloatArray, covered: BoolArray, live: Surface, fused: BoolArray) -> int:
-        """Remove points that the sensor looked through several times in a row, and how many they were."""
+        """Remove points that the sensor saw through several times in a row; returns their number."""
         old = len(warped)
         through = covered & ~fused & conflicts(warped, live, FREE_SPACE)
         self._misses[:old] = np.where(through, self._misses[:old] + 1, np.where(fused, 0, self._misses[:old]))
@@ -204,11 +205,11 @@ class CanonicalModel:
         return int((~keep).sum())
 
     def _extend_graph(self) -> int:
-        """Spread nodes over points that the graph does not carry; how many were added."""
+        """Add nodes for points that the graph does not cover; returns their number."""
         missing = ~self.graph.skin(self.points).covered
         beyond = self.graph.nearest_node(self.points)[0] > 1.5 * self.settings.graph.coverage
         if not (missing | beyond).sum() * self.settings.spacing**2 > NEW_NODES * self.settings.graph.coverage**2:
-            return 0  # not worth to build the graph again
+            return 0  # too little new surface to rebuild the graph
         if len(self.graph.nodes) >= self.settings.max_nodes:
             return 0
         on_surface = cKDTree(self.points).query(self.graph.nodes)[0] < self.settings.graph.coverage
@@ -219,10 +220,10 @@ class CanonicalModel:
         return len(graph.nodes) - int(on_surface.sum())
 
 
-class Imprint(NamedTuple):
-    """Where the model lay in one live cloud: lets points of that cloud be found in the rest shape.
+class WarpedModel(NamedTuple):
+    """The model warped to one live cloud; maps points of that cloud to the rest shape.
 
-    warped: (N, 3) model points in the live cloud. rest: (N, 3) the same in the rest shape. turn: (N, 3, 3) between.
+    warped: (N, 3) model points in the live cloud. rest: (N, 3) the same in the rest shape. turn: (N, 3, 3) rotations.
     """
 
     warped: FloatArray
@@ -238,39 +239,39 @@ class Imprint(NamedTuple):
         return self.rest[index] + offset, distance < reach
 
 
-def imprint(points: FloatArray, warp: Warp) -> Imprint:
-    """Where a model's points (N, 3) lie under a warp."""
+def warped_model(points: FloatArray, warp: Warp) -> WarpedModel:
+    """Apply a warp to the points (N, 3) of a model."""
     warped, turns, covered = warp.apply_with_turns(points)
-    return Imprint(warped[covered], points[covered], _unit_columns(turns[covered]))
+    return WarpedModel(warped[covered], points[covered], _unit_columns(turns[covered]))
 
 
 def thin(points: FloatArray, spacing: float) -> FloatArray:
-    """One point, the mean, for each occupied cell of a grid; the finite points of any cloud (..., 3)."""
+    """Downsample the finite points of a cloud (..., 3) to the mean of each occupied grid cell."""
     flat = np.asarray(points, dtype=np.float64).reshape(-1, 3)
     flat = flat[np.isfinite(flat).all(axis=1)]
     return cell_means(flat, spacing)
 
 
 def _names(graph: DeformationGraph) -> set[tuple[bytes, bytes]]:
-    """The edges of a graph by the places of their nodes."""
+    """The edges of a graph, identified by the positions of their nodes."""
     places = [node.tobytes() for node in graph.nodes]
     return {(places[first], places[second]) for first, second in graph.edges.tolist()}
 
 
 def _turned_back(warp: Warp, points: FloatArray, vectors: FloatArray) -> FloatArray:
-    """Vectors (N, 3) of the live cloud at model points (N, 3), turned to the rest shape."""
+    """Rotate vectors (N, 3) at model points (N, 3) from the live cloud to the rest shape."""
     return np.einsum("nji,nj->ni", _unit_columns(warp.turns(points)), vectors)
 
 
 def _unit_columns(matrices: FloatArray) -> FloatArray:
-    """Blended rotations (N, 3, 3) with columns of length 1 again."""
+    """Normalise the columns of blended rotations (N, 3, 3)."""
     return matrices / np.maximum(np.linalg.norm(matrices, axis=1, keepdims=True), 1e-12)
 
 
 def _keep_cuts(grown: DeformationGraph, old: DeformationGraph, kept: BoolArray, min_nodes: int) -> DeformationGraph:
-    """The grown graph without edges between old nodes that were far apart on the old graph: what was cut stays cut.
+    """Remove edges of the grown graph between old nodes that were far apart on the old graph, so that cuts persist.
 
-    kept: (n,) which old nodes are the first nodes of the grown graph.
+    kept: (n,) mask of the old nodes that are the first nodes of the grown graph.
     """
     count = int(kept.sum())
     number = np.where(kept, np.cumsum(kept) - 1, -1)

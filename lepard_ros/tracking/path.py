@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Where the sensor has been: each pose is kept relative to a keyframe, so that it moves when the map is corrected."""
+"""The trajectory of the sensor: each pose is stored relative to a keyframe, so it moves when the map is corrected."""
 
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ class Step(NamedTuple):
 
 
 class SensorPath:
-    """The poses that were accepted, the newest `max_poses` of them."""
+    """The newest `max_poses` accepted poses."""
 
     def __init__(self, max_poses: int) -> None:
         """An empty path."""
@@ -29,7 +29,7 @@ class SensorPath:
         self._steps: list[Step] = []
 
     def __len__(self) -> int:
-        """How many poses there are."""
+        """Number of poses."""
         return len(self._steps)
 
     def add(self, stamp: float, keyframe_id: int, step: FloatArray) -> None:
@@ -39,11 +39,11 @@ class SensorPath:
             del self._steps[: len(self._steps) - self._max_poses]
 
     def anchor_last(self, keyframe: Keyframe) -> None:
-        """Say that the newest pose is that of a keyframe itself."""
+        """Attach the newest pose to the keyframe made from the same cloud."""
         self._steps[-1] = Step(self._steps[-1].stamp, keyframe.id, np.eye(4))
 
     def rebase(self, old: Keyframe, new: Keyframe) -> None:
-        """Hang the poses of a keyframe that goes on another one."""
+        """Attach the poses of a keyframe that will be removed to another one."""
         shift = invert(new.pose) @ old.pose
         self._steps = [Step(s.stamp, new.id, shift @ s.step) if s.keyframe_id == old.id else s for s in self._steps]
 
@@ -54,9 +54,9 @@ class SensorPath:
     def poses(
         self, keyframes: KeyframeBuffer, max_poses: int | None = None
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Stamps (K,) and poses (K, 4, 4), oldest first, as the keyframes stand now.
+        """Stamps (K,) and poses (K, 4, 4), oldest first, with the current keyframe poses.
 
-        max_poses: only so many, evenly chosen.
+        max_poses: return at most this many, evenly spaced.
         """
         steps = self._steps[:: 1 if max_poses is None else max(1, -(-len(self) // max_poses))]
         stamps = np.array([s.stamp for s in steps], dtype=np.float64)

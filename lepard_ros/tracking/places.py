@@ -1,8 +1,8 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Place recognition: one vector for each keyframe, from the network's own features, to search large maps by.
+"""Place recognition: one global descriptor per keyframe, pooled from the network's features, to search large maps.
 
-The vector is the second moment of the cloud's descriptors (second-order pooling) with signed square roots: nothing is
-learned, and it does not depend on the cloud's position or rotation, as its features do not.
+The descriptor is the second moment of the cloud's features (second-order pooling) with signed square roots. It needs no
+training and, like the features, does not depend on the cloud's position or rotation.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def describe(cloud: "EncodedCloud") -> FloatArray:
 
 
 def most_similar(own: FloatArray, others: Sequence[FloatArray], count: int) -> list[int]:
-    """Indices of the vectors most like one (D,), most alike first; none where there are no descriptors."""
+    """Indices of the descriptors most similar to one (D,), best first; empty if there are no descriptors."""
     if not len(own) or not others or any(len(other) != len(own) for other in others):
         return []
     likeness = np.stack(others) @ own

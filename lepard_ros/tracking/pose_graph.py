@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The pose graph: relative motions between keyframes, and the poses that fit all of them best."""
+"""The pose graph: relative motions between keyframes, and its optimisation."""
 
 import heapq
 import itertools
@@ -13,12 +13,12 @@ from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.geometry.poses import compose_covariance, invert_covariance_frame
 from lepard_ros.geometry.rigid_motion import invert
 
-# Open3D weighs an edge by a number of corresponding points; a point's place is taken to be known to one centimetre.
+# Open3D weights an edge by its number of corresponding points; we assume a point accuracy of one centimetre.
 POINT_SIGMA = 0.01
-# A loop that contradicts the other edges by much more than this is taken for a mistake and loses its weight (metres):
-# more than the drift that a loop has to take back.
+# A loop that contradicts the other edges by much more than this is treated as an outlier and loses its weight (metres).
+# It must exceed the drift that a loop has to correct.
 LOOP_TOLERANCE = 0.5
-# Added to every variance (square metres, square radians): a covariance that is zero in a direction can be inverted.
+# Added to every variance (square metres, square radians), so that a singular covariance can be inverted.
 MIN_VARIANCE = 1e-8
 
 
@@ -26,7 +26,7 @@ MIN_VARIANCE = 1e-8
 class Edge:
     """A measured motion between two keyframes: `transform` (4, 4) maps the source's frame to the target's.
 
-    covariance: (6, 6) of [translation, rotation vector] in the target's frame. loop: may be a mistake.
+    covariance: (6, 6) of [translation, rotation vector] in the target's frame. loop: a loop closure, may be an outlier.
     """
 
     source: int
@@ -36,7 +36,7 @@ class Edge:
     loop: bool = False
 
     def reversed(self) -> "Edge":
-        """The same measurement seen from the other end."""
+        """The same measurement in the opposite direction."""
         covariance = invert_covariance_frame(self.transform, self.covariance)
         return Edge(self.target, self.source, invert(self.transform), covariance, self.loop)
 
@@ -52,7 +52,7 @@ class PoseGraph:
         self.edges.append(edge)
 
     def remove_node(self, node: int) -> None:
-        """Take a keyframe out; what hung on it is tied together, so that the graph stays in one piece."""
+        """Remove a keyframe and connect its neighbours, so that the graph stays connected."""
         ends = [edge if edge.target == node else edge.reversed() for edge in self.edges if node in _ends(edge)]
         self.edges = [edge for edge in self.edges if node not in _ends(edge)]
         if not ends:
@@ -63,7 +63,7 @@ class PoseGraph:
                 self.edges.append(_chain(edge, hub.reversed()))
 
     def around(self, node: int, hops: int) -> set[int]:
-        """The keyframes that a chain of at most so many edges ties to one, itself included."""
+        """The keyframes within `hops` edges of a keyframe, itself included."""
         links: dict[int, set[int]] = {}
         for edge in self.edges:
             links.setdefault(edge.source, set()).add(edge.target)
@@ -74,7 +74,7 @@ class PoseGraph:
         return reached
 
     def optimised(self, poses: dict[int, FloatArray]) -> dict[int, FloatArray]:
-        """The poses (4, 4) by id that agree best with all edges; the first one given stays where it is."""
+        """Optimise poses (4, 4), given by id, over all edges; the first one stays fixed."""
         o3d = import_open3d().pipelines.registration
         order = {node: index for index, node in enumerate(poses)}
         graph = o3d.PoseGraph()
@@ -98,7 +98,7 @@ class PoseGraph:
         return {node: anchor @ np.array(graph.nodes[index].pose) for node, index in order.items()}
 
     def covariances(self, poses: dict[int, FloatArray]) -> dict[int, FloatArray]:
-        """The covariance (6, 6) of every pose, along the surest chain of edges from the first one."""
+        """The covariance (6, 6) of every pose, along the least uncertain chain of edges from the first one."""
         root = next(iter(poses))
         steps = self._steps()
         found: dict[int, FloatArray] = {}
@@ -116,7 +116,7 @@ class PoseGraph:
         return found
 
     def _steps(self) -> dict[int, list[Edge]]:
-        """By node, the edges that lead to it: the target of each is the node."""
+        """For each node, the edges that have it as target."""
         steps: dict[int, list[Edge]] = {}
         for edge in self.edges:
             steps.setdefault(edge.target, []).append(edge)
@@ -147,9 +147,9 @@ def _information(edge: Edge) -> FloatArray:
 
 
 def _tolerance(information: list[FloatArray]) -> float:
-    """The distance in metres that makes Open3D doubt a loop from LOOP_TOLERANCE on, whatever its direction.
+    """The `max_correspondence_distance` (metres) with which Open3D applies LOOP_TOLERANCE in every direction.
 
-    Open3D scales it by the mean of the last diagonal entries: the weight along z, which need not be typical.
+    Open3D scales it by the mean of the last diagonal entries: the weight along z, which may not be typical.
     """
     along_z = np.mean([weight[5, 5] for weight in information])
     all_directions = np.mean([np.trace(weight[3:, 3:]) / 3 for weight in information])

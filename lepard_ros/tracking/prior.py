@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Alignment from a guess: what the motion so far suggests, put to the same test as what the matches suggest."""
+"""Alignment from initial guesses, verified by the same acceptance rule as motions from correspondences."""
 
 from dataclasses import replace
 
@@ -13,26 +13,26 @@ from lepard_ros.registration.rigid.slack import Slack, slack_between
 from lepard_ros.registration.types import NO_MATCHES, Matches, Registration, Status, Surface
 
 METHOD = "motion"
-# A sensor that was followed so far is very likely near where its motion leads (log-odds, about 50 to 1): what would
-# not do to recognise a place among many does to follow it. Alike for surfaces that determine the motion weakly: what
-# they leave open stays as predicted, and the covariance shows it.
+# Prior log-odds (about 50 to 1) that a tracked sensor is near its predicted pose: tracking needs less evidence than
+# place recognition. For the same reason it accepts weakly constrained motions: unconstrained directions come from the
+# prediction, and the covariance shows it.
 FOLLOWED_ODDS = 4.0
 FOLLOWED_DETERMINACY = 0.5
-FOLLOWED_OVERLAP = 0.3  # but then the views must be much alike
-# A guess may be this far from the truth (metres at the points), more than a match: the first steps look that far.
+FOLLOWED_OVERLAP = 0.3  # in return, the views must overlap more
+# Maximum error of an initial guess (metres at the points), larger than that of a match: the reach of the first steps.
 GUESS_REACH = 0.25
 COARSE_POINTS = 600
 COARSE_ITERATIONS = 12
 FINE_ITERATIONS = 12
-SLACK_POINTS = 1500  # of a cloud, on which it is judged what a motion leaves open
+SLACK_POINTS = 1500  # sample points for finding unconstrained directions
 
 
 def align_from_guesses(
     source: Surface, target: Surface, guesses: FloatArray, matches: Matches, settings: RigidSettings
 ) -> Registration:
-    """Align a source to a target from guesses (G, 4, 4) of the motion, and judge the best.
+    """Align a source to a target from initial guesses (G, 4, 4) and verify the best result.
 
-    matches: only to say which of them agree; a motion that was guessed needs none.
+    matches: used only to report their inliers.
     """
     if min(len(source.points), len(target.points)) < MIN_POINTS:
         return _refused(Status.TOO_FEW_POINTS, matches)
@@ -46,14 +46,14 @@ def align_from_guesses(
 
 
 def determined(source: Surface, target: Surface, motion: Registration) -> Registration:
-    """A motion, refused if the surfaces leave it open in some direction: along a bare corridor any place fits."""
+    """The motion, refused as degenerate if a direction is unconstrained, as along a bare corridor."""
     if motion.transform is None or not slack_between(source, target, motion.transform, SLACK_POINTS):
         return motion
     return replace(motion, transform=None, covariance=None, status=Status.DEGENERATE)
 
 
 def with_prediction(motion: Registration, slack: Slack, sigma: float) -> Registration:
-    """A motion whose open directions were predicted, good to `sigma` metres: the covariance says so."""
+    """The motion with the uncertainty of its predicted directions, `sigma` in metres, added to the covariance."""
     if motion.transform is None or motion.covariance is None:
         return motion
     return replace(motion, covariance=motion.covariance + slack.covariance(motion.transform, sigma), predicted=sigma)
@@ -68,9 +68,9 @@ def judge_guess(
     settings: RigidSettings,
     max_conflict: float = 1.0,
 ) -> Registration:
-    """The verdict on a motion (1, 4, 4) that a guess was aligned to; without matches for or against it.
+    """Verify a motion (1, 4, 4) that was aligned from a guess, without evidence from matches.
 
-    max_conflict: share of points in free space from which it is refused, however well the rest fits.
+    max_conflict: maximum share of points in free space, however well the rest fits.
     """
     evidence = _evidence(source, target, motion, settings, settings.refine_points)
     found = verdict(matches, source, target, motion, evidence, settled, settings)
@@ -80,7 +80,7 @@ def judge_guess(
 
 
 def followed(settings: RigidSettings) -> RigidSettings:
-    """Settings for guesses that continue a motion which was followed so far."""
+    """Relaxed settings for guesses that continue a tracked motion."""
     rule = settings.acceptance
     quality_needed = rule.min_quality - FOLLOWED_ODDS
     determinacy_needed = rule.min_determinacy * FOLLOWED_DETERMINACY
@@ -89,7 +89,7 @@ def followed(settings: RigidSettings) -> RigidSettings:
 
 
 def _coarse(spacing: float, settings: RigidSettings) -> IcpSettings:
-    """Steps that begin with a reach as wide as a guess may be wrong."""
+    """Coarse ICP settings; the first reach covers the error of a guess."""
     widest = max(GUESS_REACH / spacing, settings.icp.first_reach)
     return replace(settings.icp, first_reach=widest, last_reach=settings.icp.first_reach)
 
@@ -97,7 +97,7 @@ def _coarse(spacing: float, settings: RigidSettings) -> IcpSettings:
 def _evidence(
     source: Surface, target: Surface, motions: FloatArray, settings: RigidSettings, max_points: int
 ) -> Evidence:
-    """Evidence of the surfaces alone; that of the matches is set to neutral."""
+    """Evidence from the surfaces alone; the evidence from matches is set to neutral."""
     evidence = gather_evidence(NO_MATCHES, source, target, motions, settings.acceptance, max_points)
     neutral = max(np.expm1(CENTRE[FEATURES.index("inliers")]), MIN_INLIERS)
     return evidence._replace(inliers=np.full(len(motions), neutral))

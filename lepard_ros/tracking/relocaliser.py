@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Lepard finds the place: around the last pose first, then by searching the map; one look is never enough to jump."""
+"""Relocalisation with Lepard: around the last pose first, then in the whole map. A jump needs a second confirmation."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,24 +16,24 @@ from lepard_ros.tracking.follower import Follower
 from lepard_ros.tracking.keyframe_map import KeyframeMap
 from lepard_ros.tracking.keyframes import Keyframe, view_distances
 from lepard_ros.tracking.places import most_similar
+from lepard_ros.tracking.pose_candidates import PoseCandidate, largest_group, preferred, same_place
 from lepard_ros.tracking.prior import align_from_guesses, determined, followed
-from lepard_ros.tracking.sightings import Sighting, largest_group, preferred, same_place
 from lepard_ros.tracking.track import TrackerSettings
 from lepard_ros.tracking.views import View
 
 if TYPE_CHECKING:
     from lepard_ros.matcher import Matcher
 
-# Turns that are tried when nothing else leads anywhere: nodding and looking aside, in degrees.
+# Rotations (pitch and yaw, degrees) around the last pose that are tried when all other guesses fail.
 WIDE_TURNS = turned_poses(nods=(-15.0, 0.0, 15.0), turns=(-36.0, -24.0, -12.0, 0.0, 12.0, 24.0, 36.0))
-# Searched with one cloud (the next one goes on), and matched at once. A keyframe takes 0.1 to 0.2 CPU-s, most of it for
-# the motion and not for the matches, and tracking waits meanwhile.
+# Keyframes searched per cloud (the next cloud continues) and per batch. A keyframe takes 0.1 to 0.2 CPU-s, mostly for
+# estimating the motion, and tracking waits meanwhile.
 SEARCH_KEYFRAMES, SEARCH_BATCH = 16, 8
 NEAREST_FIRST = 4  # keyframes around the last pose that are searched before the most similar ones
 
 
 class _Pending(NamedTuple):
-    """A place seen once while lost, that waits for a second look."""
+    """A pose found once while lost, waiting for confirmation."""
 
     stamp: float
     pose: FloatArray
@@ -41,7 +41,7 @@ class _Pending(NamedTuple):
 
 
 class Relocaliser:
-    """Finds the sensor where its motion does not lead to it."""
+    """Finds the sensor when tracking has failed."""
 
     def __init__(
         self,
@@ -57,76 +57,76 @@ class Relocaliser:
         self.forget()
 
     def forget(self) -> None:
-        """The sensor is found: the next search starts from the beginning."""
+        """Reset the search, because the sensor was found."""
         self._pending: list[_Pending] = []
-        self._searched = 0  # how far a search over several clouds has come
+        self._search_index = 0  # progress of a search over several clouds
 
-    def look_around(self, view: View, stamp: float, guesses: Sequence[FloatArray]) -> list[Sighting]:
-        """Match the keyframes that should see most of the cloud if the sensor moved on as before."""
+    def look_around(self, view: View, stamp: float, guesses: Sequence[FloatArray]) -> list[PoseCandidate]:
+        """Match the keyframes with the largest predicted overlap at the predicted pose."""
         if not guesses:
             return []
-        frames = self._follower.candidates(view, guesses[0], self.settings.candidates)
+        frames = self._follower.overlapping_keyframes(view, guesses[0], self.settings.candidates)
         rule = followed(self._rigid) if self._follower.recent(stamp) else self._rigid
-        sightings = self._sight(view, frames, guesses, rule)
-        if any(sighting.registration.ok for sighting in sightings):
-            return sightings
-        return [self._look_wider(view, sighting, guesses[-1]) for sighting in sightings]
+        candidates = self._match_keyframes(view, frames, guesses, rule)
+        if any(candidate.registration.ok for candidate in candidates):
+            return candidates
+        return [self._retry_wide(view, candidate, guesses[-1]) for candidate in candidates]
 
-    def search(self, view: View, tried: list[Sighting]) -> list[Sighting]:
-        """Match keyframes batch by batch until two agree; a large map is searched over several clouds.
+    def search(self, view: View, tried: list[PoseCandidate]) -> list[PoseCandidate]:
+        """Match keyframes in batches until two agree; a large map is searched over several clouds.
 
-        What is searched is counted and not timed, so that a slow machine finds the same places as a fast one.
+        The limit is a count, not a time, so that the result does not depend on the speed of the machine.
         """
         frames = self._search_order(view)
-        limit = min(len(frames), self._searched + SEARCH_KEYFRAMES)
-        sightings = [sighting for sighting in tried if sighting.registration.ok]
-        while self._searched < limit and len(largest_group(sightings)) < 2:
-            batch = frames[self._searched : min(self._searched + SEARCH_BATCH, limit)]
-            sightings += self._sight(view, batch, [], self._rigid)
-            self._searched += len(batch)
-        self._searched %= len(frames)
-        return sightings or tried
+        limit = min(len(frames), self._search_index + SEARCH_KEYFRAMES)
+        candidates = [candidate for candidate in tried if candidate.registration.ok]
+        while self._search_index < limit and len(largest_group(candidates)) < 2:
+            batch = frames[self._search_index : min(self._search_index + SEARCH_BATCH, limit)]
+            candidates += self._match_keyframes(view, batch, [], self._rigid)
+            self._search_index += len(batch)
+        self._search_index %= len(frames)
+        return candidates or tried
 
-    def confirm(self, view: View, sightings: list[Sighting], stamp: float) -> Sighting | None:
-        """A place found by a search, once two keyframes or two clouds agree on it: one look may be a mistake."""
-        group = largest_group(sightings)
+    def confirm(self, view: View, candidates: list[PoseCandidate], stamp: float) -> PoseCandidate | None:
+        """Return a pose once two keyframes or two clouds agree on it: a single match may be wrong."""
+        group = largest_group(candidates)
         if not group:
             return None
         best, pose = group[0], group[0].pose
-        frames = {sighting.keyframe.id for sighting in group}
-        if pose is None or len(frames) > 1 or any(self._second_look(view, pose, stamp, p) for p in self._pending):
+        frames = {candidate.keyframe.id for candidate in group}
+        if pose is None or len(frames) > 1 or any(self._confirms(view, pose, stamp, p) for p in self._pending):
             return best
         self._pending = [*self._pending[-2:], _Pending(stamp, pose, view)]
         return None
 
-    def why(self, sightings: list[Sighting]) -> str:
-        """Why no sighting is believed."""
-        if any(sighting.registration.ok for sighting in sightings):
-            return "a place was found, and waits for a second look"
-        best = max(sightings, key=lambda s: s.registration.overlap, default=None)
+    def failure_reason(self, candidates: list[PoseCandidate]) -> str:
+        """Why no candidate was accepted."""
+        if any(candidate.registration.ok for candidate in candidates):
+            return "a pose was found and awaits confirmation"
+        best = max(candidates, key=lambda s: s.registration.overlap, default=None)
         count = len(self._map.keyframes)
         searched = f"searched {min(SEARCH_KEYFRAMES, count)} of {count} keyframes"
         return f"{best.registration.status.value} ({searched})" if best else searched
 
-    def _sight(
+    def _match_keyframes(
         self, view: View, frames: Sequence[Keyframe], guesses: Sequence[FloatArray], rule: RigidSettings
-    ) -> list[Sighting]:
-        """What each keyframe says: the network's motions in one batch, and those from the guesses beside them."""
+    ) -> list[PoseCandidate]:
+        """Match each keyframe in one batch, and refine from the guesses where there are any."""
         clouds = [frame.view.encode(self._matcher) for frame in frames]
         matched = self._matcher.register_many(view.encode(self._matcher), clouds)
         matched = [determined(view.surface, frame.surface, m) for frame, m in zip(frames, matched, strict=True)]
         for place, frame in enumerate(frames if guesses else []):
             matched[place] = self._try_guesses(view, frame, matched[place], guesses, rule)
             if matched[place].ok:
-                break  # the keyframe that promised most; the others need not be tried
+                break  # keyframes are sorted by predicted overlap: the others need not be tried
         if self.settings.fallback == "fpfh" and not any(motion.ok for motion in matched):
             matched = [self._fall_back(view, *pair) for pair in zip(frames, matched, strict=True)]
-        return [Sighting(frame, motion) for frame, motion in zip(frames, matched, strict=True)]
+        return [PoseCandidate(frame, motion) for frame, motion in zip(frames, matched, strict=True)]
 
-    def _look_wider(self, view: View, refused: Sighting, last: FloatArray) -> Sighting:
-        """The same keyframe once more, in case the sensor was turned sharply: guesses all around the last pose."""
+    def _retry_wide(self, view: View, refused: PoseCandidate, last: FloatArray) -> PoseCandidate:
+        """Try the same keyframe again with guesses all around the last pose, in case the sensor turned sharply."""
         motion = self._try_guesses(view, refused.keyframe, refused.registration, list(last @ WIDE_TURNS), self._rigid)
-        return Sighting(refused.keyframe, motion)
+        return PoseCandidate(refused.keyframe, motion)
 
     def _try_guesses(
         self, view: View, frame: Keyframe, matched: Registration, guesses: Sequence[FloatArray], rule: RigidSettings
@@ -136,18 +136,18 @@ class Relocaliser:
         return preferred(expected, matched)
 
     def _fall_back(self, view: View, frame: Keyframe, refused: Registration) -> Registration:
-        """Classical features, where all of the network's motions were refused."""
+        """Try FPFH features after all of the network's motions were refused."""
         found = register_fpfh(view.surface, frame.surface, self._rigid)
         second = determined(view.surface, frame.surface, found)
         return second if second.ok else refused
 
     def _search_order(self, view: View) -> list[Keyframe]:
-        """All keyframes: a few around the last known view, then by how much they look like the cloud.
+        """All keyframes: a few around the last known pose first, then by similarity of descriptors.
 
-        Without descriptors by their distance from the last view; the newest first where there is none.
+        Without descriptors, by distance from the last pose; without a last pose, newest first.
         """
         frames = list(self._map.keyframes)[::-1]
-        start = self._follower.last_seen()
+        start = self._follower.search_start()
         if start is not None:
             poses = np.array([frame.pose for frame in frames])
             order = np.argsort(view_distances(poses, start), kind="stable")
@@ -159,8 +159,8 @@ class Relocaliser:
         first = frames[: NEAREST_FIRST if start is not None else 0]
         return first + [frames[index] for index in alike if index >= len(first)]
 
-    def _second_look(self, view: View, pose: FloatArray, stamp: float, pending: _Pending) -> bool:
-        """Whether two clouds, each placed by the map alone, also lie on each other as the map says."""
+    def _confirms(self, view: View, pose: FloatArray, stamp: float, pending: _Pending) -> bool:
+        """Whether direct alignment of two clouds agrees with the poses that were found for them in the map."""
         if not self._follower.reachable(pending.stamp, pending.pose, stamp, pose):
             return False
         guess = invert(pending.pose) @ pose

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The state machine of the rigid tracker: one table, one function, and nothing else changes a state.
+"""The state machine of the rigid tracker. Only `next_state` changes the state.
 
 INITIALISING --STARTED, FOLLOWED--> OK <--FOLLOWED-- RELOCALISED
      |                              |                   ^
@@ -16,11 +16,11 @@ LOST, RELOCALISED = TrackingState.LOST, TrackingState.RELOCALISED
 
 
 class Event(enum.Enum):
-    """What one cloud, or a reset, did to the tracker."""
+    """The outcome of one cloud, or a reset."""
 
-    RESET = "the map was emptied or loaded"
+    RESET = "the map was cleared or loaded"
     STARTED = "the cloud became the origin of a new map"
-    FOLLOWED = "the cloud lies where the motion so far can have led"
+    FOLLOWED = "the cloud was tracked; its pose continues the motion"
     MISSED = "the cloud has no pose"
     FOUND = "a search of the map found the cloud; its pose may have jumped"
 
@@ -43,5 +43,5 @@ TRANSITIONS: dict[tuple[TrackingState, Event], TrackingState] = {
 
 
 def next_state(state: TrackingState, event: Event) -> TrackingState:
-    """The state after an event. A reset leads to INITIALISING from everywhere; what is not in the table is a bug."""
+    """The state after an event. A reset always leads to INITIALISING; a pair missing from the table is a bug."""
     return INITIALISING if event is Event.RESET else TRANSITIONS[state, event]

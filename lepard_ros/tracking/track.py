@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""What a tracker is told and what it says about one cloud."""
+"""Settings of the rigid tracker, and its result for one cloud."""
 
 import enum
 from dataclasses import dataclass, field
@@ -13,9 +13,9 @@ from lepard_ros.registration.types import Registration
 class TrackingState(enum.Enum):
     """The state of a tracker. OK and RELOCALISED come with a pose, the others never do."""
 
-    INITIALISING = "no place in the map is known yet"
+    INITIALISING = "no pose in the map yet"
     OK = "the pose is known"
-    LOST = "the pose is not known; the whole map is searched"
+    LOST = "the pose is unknown; the tracker searches the map"
     RELOCALISED = "the pose is known again"
 
 
@@ -28,13 +28,13 @@ class Twist(NamedTuple):
 
 @dataclass(frozen=True)
 class Track:
-    """What became of one cloud.
+    """The result for one cloud.
 
-    pose: (4, 4) T_map_sensor, or None. covariance: (6, 6) of it, [translation, rotation vector] in the map's frame.
-    registration: the accepted motion from the cloud to the keyframe, or the best refused one with the reason.
-    keyframe_id, keyframe_stamp, keyframe_pose: the keyframe that `registration` leads to.
-    loop_closed: the map was corrected by a loop before this pose. twist: None unless the cloud before had a pose too.
-    seconds: by stage.
+    pose: (4, 4) T_map_sensor, or None. covariance: (6, 6) of the pose, [translation, rotation vector] in the map frame.
+    registration: the accepted motion from the cloud to the keyframe, or the best refused one with its status.
+    keyframe_id, keyframe_stamp, keyframe_pose: the target keyframe of `registration`.
+    loop_closed: a loop corrected the map before this pose. twist: None unless the previous cloud had a pose too.
+    seconds: time by stage.
     """
 
     stamp: float
@@ -54,15 +54,14 @@ class Track:
 
 @dataclass(frozen=True)
 class TrackerSettings:
-    """How a sensor is followed. Lengths in metres, angles in degrees, times in seconds.
+    """Settings of the rigid tracker. Lengths in metres, angles in degrees, times in seconds.
 
-    mapping: add keyframes; else only localise in the map that was loaded. fallback: "none" or "fpfh", what is tried
+    mapping: add keyframes; otherwise only localise in the loaded map. fallback: "none" or "fpfh", the method to try
     when all of Lepard's motions are refused. candidates: keyframes matched with each cloud.
-    keyframe_distance, keyframe_degrees, keyframe_overlap: beyond (below) one of them a cloud becomes a keyframe.
-    max_speed, max_turn: per second, what a sensor can do. loop_gap: keyframes in between that make a loop.
-    background_clouds: how many clouds later the second worker's
-    results come in. threaded: whether it is a thread beside tracking (for a live sensor) or does its work
-    at once (a replay, which gives the same poses).
+    keyframe_distance, keyframe_degrees, keyframe_overlap: a cloud beyond (below) one of them becomes a keyframe.
+    max_speed, max_turn: limits of the sensor, per second. loop_gap: minimum number of keyframes inside a loop.
+    background_clouds: delay, in clouds, after which results of the background worker are used. threaded: run that
+    worker in its own thread (live sensor) or immediately (replay); both give the same poses.
     """
 
     mapping: bool = True
@@ -81,7 +80,7 @@ class TrackerSettings:
     threaded: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse settings that make no sense."""
+        """Reject invalid settings."""
         if self.fallback not in ("none", "fpfh"):
             raise InputError(f"fallback is {self.fallback!r}; use none or fpfh.")
         counts = ("candidates", "max_keyframes", "loop_gap")

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""A view: what one cloud is to a tracker, a fine surface to be aligned and, once they are needed, features to match."""
+"""A view: one cloud as the tracker uses it, with a fine surface for alignment and, on demand, features for matching."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class View:
-    """A cloud's surface, and its features once the network has seen it.
+    """A cloud's surface, and its features once it is encoded.
 
-    shape: the surface, in a form for the compiled library while the cloud is live. points: (N, 3) raw metres, until
-    they are encoded; a view has either them or a cloud. descriptor: (D,) of the whole cloud, see `places`. grid:
-    metres, on which it is encoded (None: the matcher's own).
+    shape: the surface, with small_gicp data while the cloud is live. points: (N, 3) raw points in metres, until they
+    are encoded; a view has either `points` or `cloud`. descriptor: (D,) global descriptor, see `places`. grid: metres,
+    for encoding (None: the matcher's own).
     """
 
     shape: Shape
@@ -33,7 +33,7 @@ class View:
 
     @property
     def surface(self) -> Surface:
-        """The surface, in its sensor's frame."""
+        """The surface in the sensor frame."""
         return self.shape.surface
 
     @property
@@ -46,7 +46,7 @@ class View:
         )
 
     def encode(self, matcher: "Matcher") -> "EncodedCloud":
-        """The features; computed the first time, when the raw points go."""
+        """The features; the first call computes them and drops the raw points."""
         if self.cloud is None:
             if self.points is None:
                 raise ValueError("a view without points and features cannot be matched")
@@ -54,21 +54,21 @@ class View:
             self.descriptor, self.points = describe(self.cloud), None
         return self.cloud
 
-    def settle(self) -> None:
-        """Free what only a live cloud needs."""
+    def drop_live_data(self) -> None:
+        """Free the data that only a live cloud needs."""
         self.shape = Shape(self.surface)
 
 
-def see(points: FloatArray, spacing: float, grid: float | None = None) -> View:
-    """A cloud of finite points (N, 3) seen from its origin, on a grid of `spacing` metres.
+def make_view(points: FloatArray, spacing: float, grid: float | None = None) -> View:
+    """Make a view from finite points (N, 3) in the sensor frame, on a grid of `spacing` metres.
 
-    grid: metres, on which it will be encoded (None: the matcher's own).
+    grid: metres, for encoding (None: the matcher's own).
     """
     return View(live_shape_of(points, spacing), points, grid=grid)
 
 
 def live_points(points: FloatArray) -> FloatArray:
-    """The finite points of a cloud (N, 3) or (H, W, 3), thinned where they are many: (n, 3)."""
+    """The finite points (n, 3) of a cloud (N, 3) or (H, W, 3), downsampled if there are many."""
     flat = thinned(points, LIVE_POINTS).reshape(-1, 3)
     finite = np.isfinite(flat[:, 0]) & np.isfinite(flat[:, 1]) & np.isfinite(flat[:, 2])
     return flat if finite.all() else flat[finite]

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Sightings: what several keyframes say about where one cloud was seen, and when to believe them."""
+"""Pose candidates: poses of one cloud found from several keyframes, and their consensus."""
 
 from dataclasses import dataclass
 
@@ -8,56 +8,56 @@ from lepard_ros.geometry.poses import motion_between, orthonormal
 from lepard_ros.registration.types import Registration
 from lepard_ros.tracking.keyframes import Keyframe
 
-# Two sightings within this of each other tell of one place.
+# Two candidates within these limits agree.
 SAME_PLACE = 0.15  # metres
 SAME_TURN = 8.0  # degrees
-# How much more overlap a motion needs to be preferred to the one that is expected.
+# Additional overlap that a matched motion needs to be preferred to the predicted one.
 CLEARLY_BETTER = 0.1
 
 
 @dataclass(frozen=True)
-class Sighting:
-    """A keyframe, and the motion of the cloud to it. pose: (4, 4) T_map_sensor, or None if refused."""
+class PoseCandidate:
+    """A keyframe and the registration of the cloud to it."""
 
     keyframe: Keyframe
     registration: Registration
 
     @property
     def pose(self) -> FloatArray | None:
-        """The pose of the cloud in the map."""
+        """The pose (4, 4) T_map_sensor of the cloud, or None if the registration was refused."""
         transform = self.registration.transform
         return None if transform is None else orthonormal(self.keyframe.pose @ transform)
 
 
 def same_place(first: FloatArray, second: FloatArray) -> bool:
-    """Whether two poses are one place."""
+    """Whether two poses agree."""
     distance, turn = motion_between(first, second)
     return distance < SAME_PLACE and turn < SAME_TURN
 
 
 def preferred(expected: Registration, matched: Registration) -> Registration:
-    """The better of two motions to the same keyframe: one from the motion so far, one from the matches."""
+    """The better of two motions to the same keyframe: one from the prediction, one from matches."""
     if not expected.ok and not matched.ok:
-        return expected if expected.overlap > matched.overlap else matched  # its reason is nearer to the truth
+        return expected if expected.overlap > matched.overlap else matched  # its status is more informative
     if not expected.ok or not matched.ok:
         return expected if expected.ok else matched
     return matched if matched.overlap > expected.overlap + CLEARLY_BETTER else expected
 
 
-def largest_group(sightings: list[Sighting]) -> list[Sighting]:
-    """The accepted sightings that agree on one place, the best overlap first; empty if two places tie."""
-    accepted = sorted((s for s in sightings if s.pose is not None), key=lambda s: -s.registration.overlap)
-    groups: list[list[Sighting]] = []
-    for sighting in accepted:
-        home = next((group for group in groups if _agree(group[0], sighting)), None)
+def largest_group(candidates: list[PoseCandidate]) -> list[PoseCandidate]:
+    """The largest group of accepted candidates that agree, largest overlap first; empty if two groups tie."""
+    accepted = sorted((s for s in candidates if s.pose is not None), key=lambda s: -s.registration.overlap)
+    groups: list[list[PoseCandidate]] = []
+    for candidate in accepted:
+        home = next((group for group in groups if _agree(group[0], candidate)), None)
         if home is None:
-            groups.append([sighting])
+            groups.append([candidate])
         else:
-            home.append(sighting)
+            home.append(candidate)
     groups.sort(key=len, reverse=True)
     tie = len(groups) > 1 and len(groups[0]) == len(groups[1]) and len(groups[0]) > 1
     return groups[0] if groups and not tie else []
 
 
-def _agree(first: Sighting, second: Sighting) -> bool:
+def _agree(first: PoseCandidate, second: PoseCandidate) -> bool:
     return first.pose is not None and second.pose is not None and same_place(first.pose, second.pose)

@@ -14,7 +14,7 @@ from lepard_ros.geometry.rigid_motion import invert
 from lepard_ros.registration.rigid.estimate import RigidSettings
 from lepard_ros.registration.rigid.slack import slack_between
 from lepard_ros.registration.types import NO_MATCHES, Registration, Status, Surface
-from lepard_ros.tracking.follower import MAX_PREDICTED
+from lepard_ros.tracking.follower import MAX_PREDICTED_SIGMA
 from lepard_ros.tracking.prior import align_from_guesses
 from lepard_ros.tracking.rigid import RigidTracker
 from lepard_ros.tracking.track import Track, TrackingState
@@ -94,7 +94,7 @@ def test_a_pose_that_slides_along_a_bare_corridor_says_how_far_it_may_be_wrong()
 def test_a_corridor_is_lost_once_the_prediction_is_worth_nothing() -> None:
     tracker, tracks = walked()
     sigmas = [track.registration.predicted for track in tracks if track.pose is not None and track.registration]
-    assert max(sigmas) <= MAX_PREDICTED
+    assert max(sigmas) <= MAX_PREDICTED_SIGMA
     late = tracker.process(cloud_at(3.0, 99), tracks[-1].stamp + 2.0)
     assert late.state is TrackingState.LOST and late.pose is None
 

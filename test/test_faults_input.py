@@ -135,7 +135,7 @@ def until_silence_is_named(probe: Probe, seconds: float) -> DiagnosticStatus:
 
     def silent() -> bool:
         entry = probe.diagnosis(": input")
-        return entry is not None and "A publisher is matched but nothing came" in entry.message
+        return entry is not None and "A publisher is connected, but no message" in entry.message
 
     probe.until(silent, seconds, "for the diagnostics to name the silence")
     return probe.diagnosis(": input")

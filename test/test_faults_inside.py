@@ -233,7 +233,7 @@ def test_without_open3d_the_node_tracks_and_says_that_loops_stay_open(
     monkeypatch.setattr(pose_graph, "import_open3d", missing)
     settings = NodeSettings(weights=str(untrained_weights()), device="cpu", publish_tf=False, keyframe_distance=0.1)
     made = node_module.make_mode(settings, FramePlan(settings, None, None), rclpy.logging.get_logger("test"))
-    assert "Loops are not closed: Open3D is missing" in capfd.readouterr().err
+    assert "Loop closure is off: Open3D is missing" in capfd.readouterr().err
     for step in range(6):
         status = made.process(Frame(cloud_at(step), (step + 1) * STEP_NS, "camera"), set()).status
         assert status.state == TrackingStatus.OK

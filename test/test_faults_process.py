@@ -196,7 +196,7 @@ def test_a_quality_of_service_that_does_not_fit_is_said() -> None:
 
         def said() -> bool:
             entry = probe.diagnosis(": input")
-            return entry is not None and "quality of service does not fit" in entry.message
+            return entry is not None and "Incompatible QoS of a publisher" in entry.message
 
         probe.until(said, 60)
         assert "best_available" in probe.diagnosis(": input").message
@@ -223,7 +223,7 @@ def test_without_open3d_the_node_tracks_relocalises_and_publishes(
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
     with NodeProcess(weights="rigid", keyframe_distance=0.1, map_directory=str(tmp_path)) as node, Probe() as probe:
         probe.connect()
-        assert "Loops are not closed: Open3D is missing" in node.log()
+        assert "Loop closure is off: Open3D is missing" in node.log()
         stamp = time.time_ns()
         for step in range(5):
             stamp += STEP_NS

@@ -95,7 +95,7 @@ def test_a_restart_drops_the_map_only_if_asked_and_sets_it_aside(probe: Probe, n
         status = probe.track(cloud_at(20), stamp - 60 * SECOND + step * STEP_NS)
     assert (status.state, status.keyframes, status.new_keyframe) == (TrackingStatus.OK, 1, True)
     assert (maps / "map_unsaved" / "map.json").is_file()
-    assert "set aside" in node.log()
+    assert "backup" in node.log()
     assert probe.set_parameter("reset_on_time_jump", False).successful
 
 
@@ -104,4 +104,4 @@ def test_reset_sets_an_unsaved_map_aside_and_says_where(probe: Probe, maps: Path
     assert "map_unsaved" in probe.call("reset").message
     walk(probe)
     assert probe.call("save").success
-    assert "set aside" not in probe.call("reset").message
+    assert "backup" not in probe.call("reset").message

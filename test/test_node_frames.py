@@ -195,7 +195,7 @@ def test_a_second_publisher_of_the_same_transform_is_reported() -> None:
             rival = stamped_transform("map", SENSOR_FRAME, time.time_ns(), MOUNT)
             probe.tf.publish(TFMessage(transforms=[rival]))
             entry = probe.diagnosis(": tracking")
-            return entry is not None and "Somebody else publishes the same transform" in entry.message
+            return entry is not None and "Another node publishes the same transform" in entry.message
 
         probe.until(said, 60, "for the node to hear the other publisher")
 

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Plays a bag over DDS where rosbag2 is not installed: same topics, types, bytes and quality of service, same pace."""
+"""Plays a bag over DDS without rosbag2: same topics, types, bytes, QoS and timing."""
 
 import importlib
 import importlib.util
@@ -25,10 +25,10 @@ from lepard_ros.ros.stop_signal import StopSignal
 
 CLOCK_TOPIC = "/clock"
 CLOCK_SECONDS = 0.025  # 40 Hz, as `ros2 bag play --clock`
-DEPTH = 10  # of a publisher, where the recorder could not learn the depth: DDS does not tell it
+DEPTH = 10  # queue depth of a publisher if the bag does not record it: DDS does not transmit it
 ACKNOWLEDGE_SECONDS = 5.0
 LINGER_SECONDS = 2.0
-LISTENER_SECONDS = 120.0  # a node that loads its weights on a slow machine is ready by then
+LISTENER_SECONDS = 120.0  # enough for a node to load its weights on a slow machine
 _KIND = re.compile(r"([a-z][a-z0-9_]*)/msg/([A-Z][A-Za-z0-9]*)")
 
 
@@ -36,9 +36,9 @@ class Pace:
     """Schedules the messages of a recording."""
 
     def __init__(self, rate: float = 1.0) -> None:
-        """rate: seconds of the recording in a second."""
+        """rate: playback speed, 1 for real time."""
         self._rate = rate
-        self._start: tuple[int, float] | None = None  # a moment of the recording (ns), and when it was played (s)
+        self._start: tuple[int, float] | None = None  # a time of the recording (ns), and when it was played (s)
 
     def restart(self, recorded_ns: int) -> None:
         """Map this time of the recording to now."""
@@ -83,7 +83,7 @@ class BagPlayer(Node):
         return list(self._outputs)
 
     def wait_for(self, listener: str, stop: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until the node of this name listens to one of the topics, for LISTENER_SECONDS; whether it does."""
+        """Wait up to LISTENER_SECONDS for the named node to subscribe to a topic; returns whether it did."""
         deadline = time.monotonic() + LISTENER_SECONDS
         while listener.strip("/") not in self._listeners():
             if stop() or time.monotonic() > deadline:
@@ -165,7 +165,7 @@ def play_bag(
             player.get_logger().info(f"Playing {path}: {', '.join(player.topics())}")
             if wait_for and not player.wait_for(wait_for, stop.asked.is_set) and not stop.asked.is_set():
                 raise InputError(
-                    f"The node {wait_for} does not listen after {LISTENER_SECONDS:.0f} s; its log says why."
+                    f"The node {wait_for} has not subscribed after {LISTENER_SECONDS:.0f} s; see its log for the reason."
                 )
             played = player.play(rate, stop.asked.is_set)
             player.destroy_node()
@@ -175,7 +175,7 @@ def play_bag(
 
 
 def played_qos(offered: Sequence[Any]) -> QoSProfile:
-    """The QoS to play a topic with, compatible with every subscriber of its recorded publishers. offered: of rosbags.
+    """The QoS to play a topic with, compatible with every subscriber of its recorded publishers. offered: from rosbags.
 
     Reliable and transient local only if every recorded publisher was.
     """
@@ -189,9 +189,9 @@ def played_qos(offered: Sequence[Any]) -> QoSProfile:
 
 
 def message_class(kind: str) -> Any:
-    """The class of a message type such as sensor_msgs/msg/PointCloud2; None where it is not installed."""
+    """The class of a message type such as sensor_msgs/msg/PointCloud2; None if it is not installed."""
     named = _KIND.fullmatch(kind)
-    # A bag names the type, and importing runs code: only packages that hold messages are imported.
+    # The type name comes from the bag, and importing runs code: only import packages that contain messages.
     if named is None or not any((Path(folder) / "msg").is_dir() for folder in _folders(named[1])):
         return None
     try:
@@ -201,7 +201,7 @@ def message_class(kind: str) -> Any:
 
 
 def _folders(package: str) -> list[str]:
-    """Where a package lies, without importing it."""
+    """The location of a package, without importing it."""
     if package in sys.modules:
         return list(getattr(sys.modules[package], "__path__", []))
     found = importlib.util.find_spec(package)

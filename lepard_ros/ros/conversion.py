@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Messages to arrays and arrays to messages. No decisions are taken here."""
+"""Conversion between messages and arrays. No logic here."""
 
 import array
 from typing import Any, NamedTuple
@@ -23,12 +23,12 @@ from lepard_ros.registration.types import Matches
 from lepard_ros.ros.compat import matrix_from_quaternion, quaternion_from_matrix
 from lepard_ros.ros.compat.libraries import ros_library
 
-# Of what is not estimated, (m/s)^2 and (rad/s)^2.
+# Variance of velocities that are not estimated, (m/s)^2 and (rad/s)^2.
 UNKNOWN_VARIANCE = 1e6
 
 
 class Frame(NamedTuple):
-    """One cloud of the sensor. points: (N, 3) or organised (H, W, 3) metres, NaN where nothing was seen."""
+    """One cloud of the sensor. points: (N, 3) or organised (H, W, 3) metres, NaN without a measurement."""
 
     points: NDArray[np.float32]
     stamp_ns: int
@@ -36,14 +36,14 @@ class Frame(NamedTuple):
 
 
 def frame_from_cloud(message: PointCloud2, max_points: int | None = None) -> Frame:
-    """The cloud of a PointCloud2. max_points: an organised one of more points is thinned."""
+    """The cloud of a PointCloud2. max_points: larger organised clouds are downsampled."""
     return Frame(decode_points(message, max_points), stamp_to_ns(message.header.stamp), message.header.frame_id)
 
 
 def frame_from_depth(message: Image, info: CameraInfo, rectified: bool = True, max_points: int | None = None) -> Frame:
-    """The organised cloud of a depth image and its camera. rectified: the image is free of the lens's distortion.
+    """The organised cloud of a depth image and its camera info. rectified: the image has no lens distortion.
 
-    max_points: a cloud of more points is thinned.
+    max_points: larger clouds are downsampled.
     """
     depth, camera = decode_depth(message), camera_from_info(info, rectified)
     if depth.shape != (camera.height, camera.width):
@@ -57,12 +57,12 @@ def frame_from_depth(message: Image, info: CameraInfo, rectified: bool = True, m
 
 
 def stamp_to_ns(stamp: Time) -> int:
-    """The stamp in whole nanoseconds."""
+    """A stamp message as integer nanoseconds."""
     return int(stamp.sec) * 1_000_000_000 + int(stamp.nanosec)
 
 
 def stamp_from_ns(nanoseconds: int) -> Time:
-    """The stamp of whole nanoseconds."""
+    """Integer nanoseconds as a stamp message."""
     return Time(sec=nanoseconds // 1_000_000_000, nanosec=nanoseconds % 1_000_000_000)
 
 
@@ -72,7 +72,7 @@ def header(stamp_ns: int, frame_id: str) -> Header:
 
 
 def cloud_message(points: FloatArray, stamp_ns: int, frame_id: str) -> PointCloud2:
-    """A PointCloud2 of float32 x, y, z from (N, 3) or (H, W, 3) metres: by sensor_msgs_py where it is installed."""
+    """A PointCloud2 of float32 x, y, z from (N, 3) or (H, W, 3) metres; uses sensor_msgs_py if installed."""
     library = ros_library("sensor_msgs_py.point_cloud2")
     if library is not None and np.ndim(points) == 2:
         message = library.create_cloud_xyz32(header(stamp_ns, frame_id), np.asarray(points, dtype=np.float32))
@@ -94,14 +94,14 @@ def cloud_message(points: FloatArray, stamp_ns: int, frame_id: str) -> PointClou
 
 
 def flat_floats(values: FloatArray) -> "array.array[float]":
-    """A float32[] member of a message from any array, row by row."""
+    """An array as a float32[] field of a message, in row-major order."""
     return array.array("f", np.ascontiguousarray(values, dtype=np.float32).tobytes())
 
 
 def correspondences_message(
     matches: Matches, inliers: NDArray[np.bool_], source: Header, target: Header, keyframe_id: int
 ) -> Correspondences:
-    """Matches of the live cloud with a keyframe; the caller says whether they were accepted and what found them."""
+    """Matches of the live cloud with a keyframe; the caller sets method and acceptance."""
     message = Correspondences(header=source, target_header=target, keyframe_id=keyframe_id)
     message.source = flat_floats(matches.source)
     message.target = flat_floats(matches.target)
@@ -120,7 +120,7 @@ def pose_message(transform: FloatArray) -> Pose:
 
 
 def matrix_from_pose(pose: Pose) -> FloatArray:
-    """The (4, 4) transform of a pose; raises InputError for a quaternion that is none."""
+    """The (4, 4) transform of a pose; raises InputError for an invalid quaternion."""
     matrix = matrix_from_quaternion([pose.orientation.x, pose.orientation.y, pose.orientation.z, pose.orientation.w])
     matrix[:3, 3] = pose.position.x, pose.position.y, pose.position.z
     return matrix
@@ -136,8 +136,8 @@ def odometry_message(
 ) -> Odometry:
     """The pose of `child` in `parent` with its (6, 6) covariance [x, y, z, rotation about x, y, z of the parent].
 
-    twist: (6,) [linear, angular] in the child's frame and its (6, 6) covariance. Where it is unknown its variances are
-    so large that a filter such as robot_localization ignores it.
+    twist: (6,) [linear, angular] in the child's frame and its (6, 6) covariance. An unknown twist gets variances so
+    large that filters such as robot_localization ignore it.
     """
     message = Odometry(header=header(stamp_ns, parent), child_frame_id=child)
     message.pose.pose = pose_message(transform)
@@ -160,7 +160,7 @@ def path_message(stamps_ns: list[int], poses: FloatArray, stamp_ns: int, frame_i
 
 
 def deserialise(data: bytes, kind: Any) -> Any:
-    """The message of the bytes that a raw subscription got; raises InputError when they are not one."""
+    """Deserialise the bytes of a raw subscription; raises InputError if they are not a message of this type."""
     from rclpy.serialization import deserialize_message
 
     try:

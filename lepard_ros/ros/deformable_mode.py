@@ -25,7 +25,7 @@ from lepard_ros.tracking.matching_worker import MatchingWorker
 
 
 def tracker_settings(settings: NodeSettings) -> DeformableSettings:
-    """What the node's parameters mean for the tracker."""
+    """Tracker settings from the node's parameters."""
     planes, gap = settings.min_plane_area, settings.part_gap
     body = ForegroundSettings(min_plane_area=planes, gap=gap, box=parse_box(settings.foreground_box))
     return DeformableSettings(
@@ -47,7 +47,7 @@ class DeformableMode:
         "model": Topic(PointCloud2, LATCHED),
     }
 
-    coarse_grid: float | None = None  # the model would learn the coarse cloud
+    coarse_grid: float | None = None  # a coarse cloud would degrade the model
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class DeformableMode:
     ) -> None:
         """Start without a model: the first cloud becomes the model. tracker: an external one, fed by the caller.
 
-        matcher or worker: who has the network.
+        matcher or worker: the owner of the network.
         """
         self.description = description
         self._settings, self._plan = settings, plan
@@ -86,12 +86,12 @@ class DeformableMode:
         return Result(self._status(track, frame), outputs)
 
     def apply(self, settings: NodeSettings) -> None:
-        """Take over parameters that changed while running."""
+        """Apply parameters that changed at runtime."""
         self._settings = self._plan.settings = settings
         self._tracker.settings = tracker_settings(settings)
 
     def reset(self) -> None:
-        """Forget the model."""
+        """Clear the model."""
         self._tracker.reset()
         self._model_ns = self._model_due_ns = 0
 
@@ -106,7 +106,7 @@ class DeformableMode:
         return False
 
     def save(self, directory: Path) -> str:
-        """Write the model at rest as a PLY cloud."""
+        """Write the model in its rest shape as a PLY cloud."""
         from lepard_ros.cloud.files import write_cloud
 
         model = self._tracker.model
@@ -119,11 +119,11 @@ class DeformableMode:
         return f"The model of {len(model.points)} points was written to {path}"
 
     def close(self) -> None:
-        """End the second worker."""
+        """Stop the background worker."""
         self._tracker.close()
 
     def facts(self) -> dict[str, str]:
-        """What the diagnostics show."""
+        """Values for the diagnostics."""
         model = self._tracker.model
         return {
             "model points": str(len(model.points) if model else 0),
@@ -131,7 +131,7 @@ class DeformableMode:
         }
 
     def _warp_outputs(self, track: DeformableTrack, frame: Frame, wanted: set[str]) -> list[Output]:
-        """The warp, the model as it is now, and the graph as lines."""
+        """The warp, the warped model, and the graph as lines."""
         if track.warp is None:
             return []
         source = conversion.header(self._model_ns, frame.frame_id)
@@ -149,7 +149,7 @@ class DeformableMode:
         return outputs
 
     def _match_outputs(self, track: DeformableTrack, frame: Frame) -> list[Output]:
-        """Matches between the live cloud (source) and the model at rest (target)."""
+        """Matches between the live cloud (source) and the model in its rest shape (target)."""
         if not len(track.matches.confidence):
             return []
         turned = track.matches._replace(source=track.matches.target, target=track.matches.source)
@@ -161,7 +161,7 @@ class DeformableMode:
         return [Output("correspondences", message)]
 
     def _model_outputs(self, track: DeformableTrack, frame: Frame) -> list[Output]:
-        """The model at rest, now and then: it grows slowly."""
+        """The model in its rest shape, at most once per `map_period`."""
         if not len(track.model_points) or frame.stamp_ns < self._model_due_ns:
             return []
         self._model_due_ns = frame.stamp_ns + int(self._settings.map_period * 1e9)

@@ -64,15 +64,15 @@ def judge_input(health: Health, silence: float) -> tuple[str, str]:
     if health.active_since is None:
         return "ok", "Inactive: no input is expected."
     if health.qos_mismatches and health.publishers and health.silent_seconds() > silence:
-        return "error", f"A publisher's quality of service does not fit: {health.qos_problem}"
+        return "error", f"Incompatible QoS of a publisher: {health.qos_problem}"
     if health.silent_seconds() <= silence:
         return ("warn", health.last_rejection) if health.rejected_in_a_row else ("ok", "Clouds arrive.")
     if health.publishers == 0:
-        return "warn", "Nobody publishes the input topic; start the sensor, or remap the topic."
+        return "warn", "The input topic has no publisher; start the sensor, or remap the topic."
     return "warn", (
-        f"A publisher is matched but nothing came for {health.silent_seconds():.0f} s: the sensor is silent, or its "
-        "messages are too large for the default shared memory. Start the sensor's driver with "
-        "FASTDDS_DEFAULT_PROFILES_FILE at config/fastdds.xml of lepard_ros."
+        f"A publisher is connected, but no message has arrived for {health.silent_seconds():.0f} s: the sensor is "
+        "silent, or its messages are too large for the default shared memory. Start the sensor's driver with "
+        "FASTDDS_DEFAULT_PROFILES_FILE set to config/fastdds.xml of lepard_ros."
     )
 
 
@@ -94,7 +94,7 @@ def judge_tracking(health: Health) -> tuple[str, str]:
 
 
 def resident_megabytes() -> float:
-    """The memory of this process; 0 where /proc does not exist."""
+    """The resident memory of this process; 0 without /proc."""
     statm = Path("/proc/self/statm")
     return int(statm.read_text().split()[1]) * 4096 / 1e6 if statm.is_file() else 0.0
 

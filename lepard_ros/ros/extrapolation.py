@@ -9,22 +9,22 @@ class Extrapolator:
     """Keeps the last two transforms and extrapolates with constant velocity."""
 
     def __init__(self) -> None:
-        """Nothing is known yet."""
+        """Start without a pose."""
         self.forget()
 
     def forget(self) -> None:
-        """The pose was lost: stop extrapolating."""
+        """Stop extrapolating, because the pose was lost."""
         self._last: Placement | None = None
         self._before: Placement | None = None
         self._sent_ns = 0
 
     def note(self, placed: Placement, now_ns: int) -> None:
-        """A measured transform was sent at a time of the node's clock."""
+        """Record a measured transform and the node time at which it was sent."""
         continues = self._last is not None and self._last.stamp_ns < placed.stamp_ns
         self._before, self._last, self._sent_ns = self._last if continues else None, placed, now_ns
 
     def at(self, now_ns: int) -> Placement | None:
-        """The transform for now; None one sensor period after the last measured one was sent, or without a motion."""
+        """The extrapolated transform; None without a motion, or one sensor period after the last measured transform."""
         if self._last is None or self._before is None:
             return None
         period = self._last.stamp_ns - self._before.stamp_ns

@@ -1,8 +1,8 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Where the sensor's pose goes in the TF tree, as REP-105 has it.
+"""TF output according to REP 105.
 
-`map` -> the cloud's frame; or `map` -> base_frame; or `map` -> odom_frame where another odometry moves the robot below.
-No frame ever gets a second parent from this node. A new map is z-up: it starts at the base's first pose.
+The node publishes `map` -> the cloud's frame, `map` -> base_frame, or `map` -> odom_frame if the robot has other
+odometry. It never gives a frame a second parent. With a base frame, a new map starts at the base's pose, z up.
 """
 
 import time
@@ -25,12 +25,12 @@ from lepard_ros.ros.conversion import Frame
 from lepard_ros.ros.gravity import OPTICAL_UP, GravityWatch, level_pose
 from lepard_ros.ros.parameters import NodeSettings
 
-# Reading all of a robot's /tf in Python costs a third of a core. So it is read for LISTEN seconds of every CYCLE,
-# and for all of the first CYCLE: enough to notice who the parents are.
-LISTEN, CYCLE = 4, 20  # DDS takes up to 3 s to bring a new listener and a publisher together
-# A moving transform that was not repeated for this long has no publisher any more.
+# Reading all of a robot's /tf in Python takes a third of a core. It is therefore read only for LISTEN seconds of every
+# CYCLE, and during the whole first CYCLE: enough to detect the parents of frames.
+LISTEN, CYCLE = 4, 20  # DDS discovery takes up to 3 s
+# A dynamic transform that was not repeated for this long has no publisher any more.
 FORGET_SECONDS = 2.5 * CYCLE
-# Stamps of transforms that this node sent; others on the same frames come from somebody else.
+# Stamps of transforms that this node sent; others for the same frames come from another node.
 SENT_KEPT = 400
 
 
@@ -41,8 +41,8 @@ class MissingTransformError(InputError):
 class Anchor(NamedTuple):
     """The frames of one cloud.
 
-    child: the frame that `map` is the parent of. body: the frame whose pose the odometry gives, the robot's base or the
-    cloud's own. sensor_from_child, sensor_from_body: (4, 4), how points of them lie in the cloud's frame.
+    child: the child frame of `map`. body: the frame whose pose the odometry reports, the robot's base or the cloud's
+    own frame. sensor_from_child, sensor_from_body: (4, 4), from these frames to the cloud's frame.
     """
 
     child: str
@@ -54,11 +54,11 @@ class Anchor(NamedTuple):
 class ParentWatch:
     """Watches TF for the parents of frames, and for other publishers of this node's transform.
 
-    Only messages that name a frame of interest are deserialised.
+    Only messages that contain a frame of interest are deserialised.
     """
 
     def __init__(self, node: Node) -> None:
-        """Begin to listen."""
+        """Start listening."""
         self._node = node
         self._static: dict[str, str] = {}
         self._moving: dict[str, tuple[str, float]] = {}
@@ -73,7 +73,7 @@ class ParentWatch:
         self._listen(True)
 
     def _tick(self) -> None:
-        """Once a second: whether to listen now."""
+        """Called once a second: start or stop listening according to the cycle."""
         self._seconds += 1
         self._listen(self._seconds < CYCLE or self._seconds % CYCLE < LISTEN)
 
@@ -85,7 +85,7 @@ class ParentWatch:
             self._subscription = None
 
     def note_sent(self, parent: str, child: str, stamp_ns: int) -> None:
-        """Remember a transform of our own, before it is sent."""
+        """Record one of our own transforms before it is sent."""
         self._sent.append((parent, child, stamp_ns))
         self._look_for(child)
 
@@ -102,7 +102,7 @@ class ParentWatch:
         return self._static.get(frame)
 
     def root_of(self, frame: str) -> str:
-        """The top of the tree that `frame` hangs in; ends in a loop too."""
+        """The root of the tree that contains `frame`; terminates for cycles too."""
         seen = {frame}
         while (parent := self.parent_of(frame)) and parent not in seen:
             seen.add(parent)
@@ -116,7 +116,7 @@ class ParentWatch:
         self._listen(False)
 
     def _look_for(self, frame: str) -> None:
-        self._names.setdefault(frame, frame.encode() + b"\0")  # as CDR ends a string
+        self._names.setdefault(frame, frame.encode() + b"\0")  # CDR strings end with a zero byte
 
     def _hear_moving(self, data: bytes) -> None:
         if not any(name in data for name in list(self._names.values())):
@@ -149,9 +149,9 @@ class FramePlan:
         self.settings, self._buffer, self._watch, self._gravity = settings, buffer, watch, gravity
 
     def to_sensor(self, frame: Frame) -> Frame:
-        """The cloud in the sensor's frame, if a driver or filter gave it in another one.
+        """The cloud in the sensor's frame, if a driver or filter published it in another one.
 
-        Ranges, normals and free space all refer to the sensor's position. Raises MissingTransformError.
+        Ranges, normals and free space refer to the sensor's position. Raises MissingTransformError.
         """
         sensor = self.settings.sensor_frame
         if sensor in ("", frame.frame_id):
@@ -164,7 +164,7 @@ class FramePlan:
         """The frames of a cloud; waits up to `tf_timeout`. Raises MissingTransformError."""
         if sensor_frame == self.settings.map_frame:
             raise MissingTransformError(
-                f"The cloud is already in the frame '{sensor_frame}', which is map_frame; choose another map_frame."
+                f"The cloud's frame '{sensor_frame}' is also map_frame; choose another map_frame."
             )
         body = self.settings.base_frame or sensor_frame
         from_body = self._wait_for(sensor_frame, body, stamp_ns)
@@ -175,9 +175,9 @@ class FramePlan:
         return Anchor(child, from_child, body, from_body)
 
     def origin(self, anchor: Anchor, sensor_frame: str, stamp_ns: int) -> FloatArray:
-        """T_map_sensor (4, 4) of a cloud that starts a map: the base, else odom, is at the map's origin.
+        """T_map_sensor (4, 4) of a cloud that starts a map: the map origin is at base_frame, else at odom_frame.
 
-        Without either, `upright` sets the map's orientation. Raises MissingTransformError.
+        Without either, `upright` defines the orientation of the map. Raises MissingTransformError.
         """
         if self.settings.base_frame:
             return invert(anchor.sensor_from_body)
@@ -188,18 +188,18 @@ class FramePlan:
         return level_pose(self._measured_up(sensor_frame, stamp_ns)) if self.settings.upright == "imu" else np.eye(4)
 
     def note_sent(self, parent: str, child: str, stamp_ns: int) -> None:
-        """Remember a transform before it is sent, to know it from those of others."""
+        """Record a transform before it is sent, to distinguish it from those of other nodes."""
         if self._watch is not None:
             self._watch.note_sent(parent, child, stamp_ns)
 
     def problem(self) -> str:
-        """A sentence about other publishers of the same transform; empty if there are none."""
+        """A warning about other publishers of the same transform; empty if there are none."""
         if self._watch is None or not self._watch.has_rival():
             return ""
-        return "Somebody else publishes the same transform on /tf, so it jumps; stop one, or set publish_tf to false."
+        return "Another node publishes the same transform on /tf, so it jumps; stop it, or set publish_tf to false."
 
     def forget_motion(self) -> None:
-        """Drop old transforms after a jump back in time."""
+        """Clear the transform buffer after time jumped back."""
         if self._buffer is not None:
             self._buffer.clear()
 
@@ -210,11 +210,11 @@ class FramePlan:
                 listener.close()
 
     def _measured_up(self, sensor_frame: str, stamp_ns: int) -> FloatArray:
-        """The upward direction (3,) in the sensor's frame by the IMU."""
+        """The upward direction (3,) in the sensor's frame, from the IMU."""
         gravity = self._gravity
         if gravity is None or gravity.up is None:
             raise MissingTransformError(
-                "upright is 'imu' but nothing came on the topic imu, so no map is started; remap it to the IMU's."
+                "upright is 'imu', but the topic imu has no messages, so no map is started; remap it to the IMU's topic."
             )
         return self._wait_for(sensor_frame, gravity.frame_id, stamp_ns)[:3, :3] @ gravity.up
 
@@ -226,7 +226,7 @@ class FramePlan:
         if transform is None:
             why = self._buffer.why if self._buffer else ""
             raise MissingTransformError(
-                f"No transform from '{child}' to '{sensor_frame}' came within {timeout} s, so the cloud is left out: "
+                f"No transform from '{child}' to '{sensor_frame}' arrived within {timeout} s; the cloud is dropped: "
                 f"{why} Publish it, or correct base_frame, odom_frame or sensor_frame."
             )
         return transform
@@ -241,7 +241,7 @@ class FramePlan:
 
 
 def make_plan(node: Node, settings: NodeSettings) -> FramePlan:
-    """Listen to as much of TF as the settings need; nothing in deformable mode, which publishes none."""
+    """Listen to TF as far as the settings need it; not at all in deformable mode, which publishes no TF."""
     if settings.mode != "rigid":
         return FramePlan(settings, TransformBuffer(node) if settings.sensor_frame else None, None)
     imu = settings.upright == "imu" and not (settings.base_frame or settings.odom_frame)

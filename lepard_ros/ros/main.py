@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 HELP = """Run the ROS 2 node.
 
-Parameters, remappings and log levels are given as to every ROS 2 node, after --ros-args:
+Parameters, remappings and log levels follow --ros-args, as for every ROS 2 node:
   lepard node --preset realsense --ros-args -r points:=/camera/depth/color/points -p odom_frame:=odom
 docs/parameters.md lists the parameters."""
 SPIN_SECONDS = 0.1
-# Python's threads take turns; at the usual 5 ms the second worker would hold up tracking at every turn.
+# Python threads share the interpreter lock; with the default interval of 5 ms the background worker delays tracking.
 SWITCH_SECONDS = 0.0005
 
 
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     ros_arguments = list(args.ros_arguments)
     if args.preset:
         preset = ["--params-file", str(preset_file(args.preset))]
-        # In front, so that parameters given on the command line win over the preset.
+        # First, so that parameters on the command line override the preset.
         ros_arguments = ["--ros-args", *preset, *ros_arguments[1:]]
     run_node(ros_arguments)
 
@@ -58,8 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_node(ros_arguments: list[str]) -> NoReturn:
-    """Create the node, start it unless `autostart` is false, spin it until a signal, end the process with 0."""
-    stop = StopSignal()  # before anything slow is imported: `ros2 launch` may be stopped while the node still starts
+    """Create the node, start it unless `autostart` is false, spin it until a signal, exit with code 0."""
+    stop = StopSignal()  # before slow imports: `ros2 launch` may be stopped while the node still starts
     sys.setswitchinterval(SWITCH_SECONDS)
     import rclpy
     from rclpy.signals import SignalHandlerOptions
@@ -68,12 +68,12 @@ def run_node(ros_arguments: list[str]) -> NoReturn:
     try:
         _live(stop)
     finally:
-        # The last reference to the node destroys the DDS participant, and some references are cycles. Otherwise the
-        # participant stays in the graph for 20 s and keeps its shared memory.
+        # Dropping the last reference to the node destroys the DDS participant, and some references are cycles.
+        # Otherwise the participant stays in the graph for 20 s and keeps its shared memory.
         gc.collect()
         rclpy.try_shutdown()
-    # All is closed. Tearing down torch and Open3D takes a second, and aborts when the worker still computes, so the
-    # process ends here and now.
+    # Everything is closed. Tearing down torch and Open3D takes a second and aborts if the worker is still busy, so
+    # exit immediately.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -98,19 +98,19 @@ def _live(stop: StopSignal) -> None:
 
 
 def _start(node: "LepardNode") -> None:
-    """Configure and activate unless a lifecycle manager will; raises InputError when configuring fails."""
+    """Configure and activate unless a lifecycle manager does; raises InputError if configuring fails."""
     from rclpy.lifecycle import TransitionCallbackReturn
 
     if not node.settings.autostart:
         return
     if node.trigger_configure() != TransitionCallbackReturn.SUCCESS:
-        raise InputError(node.health.configure_problem or "The node could not be configured; its log says why.")
+        raise InputError(node.health.configure_problem or "The node could not be configured; see its log.")
     if node.trigger_activate() != TransitionCallbackReturn.SUCCESS:
-        raise InputError("The node could not be activated; its log says why.")
+        raise InputError("The node could not be activated; see its log.")
 
 
 def _spin(executor: "Executor", node: "LepardNode", asked: threading.Event) -> None:
-    """Serve callbacks until asked to stop. An error in one of them is logged; the node goes on."""
+    """Run callbacks until stopped. Errors in callbacks are logged; the node continues."""
     import rclpy
     from rclpy.executors import ExternalShutdownException
 
@@ -119,7 +119,7 @@ def _spin(executor: "Executor", node: "LepardNode", asked: threading.Event) -> N
             executor.spin_once(timeout_sec=SPIN_SECONDS)
         except ExternalShutdownException:
             return
-        except Exception as error:  # a robot must not lose its node because one request went wrong
+        except Exception as error:  # one failed request must not end the node
             node.get_logger().error(f"A request failed: {type(error).__name__}: {error}")
 
 

@@ -23,9 +23,9 @@ def match_markers(
     frame_id: str,
     limit: int,
 ) -> MarkerArray:
-    """Lines from (M, 3) to (M, 3) metres in `frame_id`; at most `limit`, spread evenly over the matches.
+    """Lines from (M, 3) to (M, 3) metres in `frame_id`; at most `limit`, evenly spaced over the matches.
 
-    rclpy is slow on lists of points, hence the limit.
+    The limit exists because rclpy is slow on lists of points.
     """
     chosen = np.linspace(0, max(len(starts) - 1, 0), min(limit, len(starts))).astype(int)
     ends_of = np.stack([starts[chosen], ends[chosen]], axis=1)
@@ -37,13 +37,13 @@ def match_markers(
 def graph_markers(
     nodes: NDArray[np.floating], edges: NDArray[np.integer], stamp_ns: int, frame_id: str, limit: int
 ) -> MarkerArray:
-    """A deformation graph: at most `limit` of its edges (E, 2) between nodes (n, 3) metres, spread evenly."""
+    """A deformation graph: at most `limit` of its edges (E, 2) between nodes (n, 3) metres, evenly spaced."""
     chosen = np.linspace(0, max(len(edges) - 1, 0), min(limit, len(edges))).astype(int)
     return MarkerArray(markers=[_line_list("graph", nodes[edges[chosen]], _GREEN, stamp_ns, frame_id)])
 
 
 def _line_list(name: str, pairs: NDArray[np.floating], colour: ColorRGBA, stamp_ns: int, frame_id: str) -> Marker:
-    """One marker with a line for each of (K, 2, 3) pairs; an empty one removes the last frame's lines."""
+    """One marker with a line for each of (K, 2, 3) pairs; an empty marker removes the previous lines."""
     marker = Marker(header=header(stamp_ns, frame_id), ns=name, id=0, type=Marker.LINE_LIST, color=colour)
     marker.action = Marker.ADD if len(pairs) else Marker.DELETE
     marker.scale.x = LINE_WIDTH

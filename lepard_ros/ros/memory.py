@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""What to do when the device has no memory left for a cloud: try once with a coarser one, then refuse it."""
+"""Handling of out-of-memory errors: retry once with a coarser cloud, then reject it."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from lepard_ros.ros.modes import Mode, Result
 
 
 def process_within_memory(mode: Mode, frame: Frame, wanted: set[str], logger: Any) -> Result:
-    """`mode.process`, once more on the mode's coarse grid if memory does not suffice. Raises InputError after that."""
+    """Run `mode.process`; if memory runs out, retry on the mode's coarse grid. Raises InputError if that fails too."""
     try:
         return mode.process(frame, wanted)
     except Exception as error:
@@ -21,7 +21,7 @@ def process_within_memory(mode: Mode, frame: Frame, wanted: set[str], logger: An
             raise
         if mode.coarse_grid is None:
             raise InputError("Not enough memory for a cloud; lower max_range or use another device.") from error
-    logger.warning(f"Not enough memory for a cloud; it is tried once more on a grid of {mode.coarse_grid:g} m.")
+    logger.warning(f"Not enough memory for a cloud; retrying on a grid of {mode.coarse_grid:g} m.")
     try:
         return mode.process(frame._replace(points=coarsen(frame.points, mode.coarse_grid)), wanted)
     except Exception as error:
@@ -33,7 +33,7 @@ def process_within_memory(mode: Mode, frame: Frame, wanted: set[str], logger: An
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether the host or the device ran out of memory. By name, since torch moved its class between versions."""
+    """Whether the host or the device ran out of memory. Compared by name, since torch has moved its class."""
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""What the node runs: a mode turns one cloud into messages. The node does not know which one it has."""
+"""The interface of a mode, which turns one cloud into messages. The node does not depend on a specific mode."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,7 +12,7 @@ from lepard_ros.msg import TrackingStatus
 from lepard_ros.ros.conversion import Frame
 from lepard_ros.ros.parameters import NodeSettings
 
-# Outputs are small or rare, so they are reliable; what describes a lasting state is kept for late subscribers.
+# Outputs are small or rare, so they are reliable; lasting state is latched for late subscribers.
 EVERY_FRAME = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
 LATCHED = QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 TF = "tf"
@@ -42,9 +42,9 @@ class Output(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What came of one cloud. The node adds counts and latency to the status.
+    """The result for one cloud. The node adds counts and latency to the status.
 
-    outputs: in the order of publishing, perhaps made only when it is their turn: what others wait for comes first.
+    outputs: in order of publishing, possibly lazy: the most urgent ones come first.
     """
 
     status: TrackingStatus
@@ -52,25 +52,25 @@ class Result(NamedTuple):
 
 
 class Mode(Protocol):
-    """Tracking of one kind. All methods are called with the node's lock held, never two at once."""
+    """Interface of the two modes. All methods are called with the node's lock held, never concurrently."""
 
     topics: ClassVar[dict[str, Topic]]
-    # The grid [m] on which a cloud is tried again when memory does not suffice; None if it must not be made coarser.
+    # Grid [m] for a retry when memory runs out; None if clouds must not be made coarser.
     coarse_grid: float | None
 
     # What runs, for the log: weights, device, threads.
     description: str
 
     def keyframe_count(self) -> int:
-        """How many keyframes are held."""
+        """Number of keyframes in the map."""
         ...
 
     def process(self, frame: Frame, wanted: set[str]) -> Result:
-        """Track one cloud. wanted: the topics that somebody listens to; others need not be computed."""
+        """Track one cloud. wanted: topics with subscribers; others need not be computed."""
         ...
 
     def apply(self, settings: NodeSettings) -> None:
-        """Take over parameters that changed while running."""
+        """Apply parameters that changed at runtime."""
         ...
 
     def reset(self) -> None:
@@ -78,11 +78,11 @@ class Mode(Protocol):
         ...
 
     def relocalise(self) -> None:
-        """The input changed for good: keep the map, and find the place in it again."""
+        """Keep the map and relocalise in it, after a lasting change of the input."""
         ...
 
     def hint(self, pose: FloatArray) -> None:
-        """Somebody says where the body is in the map, (4, 4)."""
+        """Use an approximate pose (4, 4) of the body in the map, given by the user."""
         ...
 
     def unsaved(self) -> bool:
@@ -90,13 +90,13 @@ class Mode(Protocol):
         ...
 
     def save(self, directory: Path) -> str:
-        """Write the map to `directory`, atomically, and say what was written."""
+        """Write the map to `directory`, atomically; returns a message for the user."""
         ...
 
     def close(self) -> None:
-        """The node lets go of the mode: end what runs beside it."""
+        """Stop everything that runs in the background."""
         ...
 
     def facts(self) -> dict[str, str]:
-        """What the diagnostics show of the mode."""
+        """Values for the diagnostics."""
         ...

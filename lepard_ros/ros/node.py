@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The lifecycle node `lepard`: takes in the newest cloud, lets a mode track it, publishes what came of it."""
+"""The lifecycle node `lepard`: receives the newest cloud, tracks it with a mode, publishes the result."""
 
 import itertools
 import threading
@@ -45,23 +45,23 @@ from lepard_ros.ros.worker import Worker
 from lepard_ros.tracking.input_guard import InputGuard
 
 DIAGNOSTICS_PERIOD = 1.0
-# Camera infos kept to find that of an image by its stamp.
+# Camera infos that are kept, to match images by stamp.
 CAMERA_INFOS = 30
 INPUT_QUEUE = 5  # clouds
-# How long the worker may go on with a cloud after it was told to stop.
+# How long the worker may finish its cloud after a request to stop.
 STOP_SECONDS = 1.2
-# Different errors of the worker that are logged in full, each once; more are only counted.
+# Number of distinct worker errors that are logged in full, once each; others are only counted.
 ERRORS_LOGGED = 50
 _STATES = {getattr(TrackingStatus, name): name for name in ("INITIALISING", "OK", "LOST", "RELOCALISED")}
-# What is added to `map_name` for a map that was set aside before a reset.
+# Suffix of `map_name` for a map that was backed up before a reset.
 SET_ASIDE = "_unsaved"
 INACTIVE = 0  # the session of a node that is not active
 
 
 class Arrival(NamedTuple):
-    """A message as it came, not yet decoded: what is dropped costs next to nothing.
+    """A message that is not decoded yet, so that dropping it is cheap.
 
-    infos: the newest camera infos, oldest first. session: the activation of the node that it belongs to.
+    infos: the newest camera infos, oldest first. session: the activation of the node during which it arrived.
     """
 
     data: bytes
@@ -70,7 +70,7 @@ class Arrival(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """Why a cloud is left out: a constant of TrackingStatus, a name to count it by, and a sentence."""
+    """Why a cloud was dropped: a constant of TrackingStatus, a key for counting, and a message."""
 
     reason: int
     kind: str
@@ -78,15 +78,15 @@ class Refusal(NamedTuple):
 
 
 class LepardNode(LifecycleNode):
-    """Tracks point clouds. What is tracked and how is the business of its mode."""
+    """Tracks point clouds with the mode chosen by its parameters."""
 
     def __init__(self, **arguments: Any) -> None:
-        """Declare the parameters; raises InputError for those that make no sense."""
+        """Declare the parameters; raises InputError for invalid ones."""
         super().__init__("lepard", automatically_declare_parameters_from_overrides=True, **arguments)
         self.settings = declare_settings(self)
         self.health = Health()
-        self._lock = threading.Lock()  # held while the mode works
-        self._gate = threading.Lock()  # held while something is published
+        self._lock = threading.Lock()  # held while the mode runs
+        self._gate = threading.Lock()  # held while publishing
         self._session, self._sessions = INACTIVE, itertools.count(INACTIVE + 1)
         self._mode: Mode | None = None
         self._plan: FramePlan | None = None
@@ -96,15 +96,15 @@ class LepardNode(LifecycleNode):
         self._inputs: list[Any] = []
         self._camera_infos: deque[CameraInfo] = deque(maxlen=CAMERA_INFOS)
         self._extrapolator = Extrapolator()
-        self._standing: Placement | None = None  # the transform that is repeated while the pose is known
+        self._standing: Placement | None = None  # transform that is repeated while the pose is known
         self._errors_logged: set[str] = set()
         self._serve()
 
     def _serve(self) -> None:
-        """Everything that exists in every lifecycle state."""
+        """Create everything that exists in every lifecycle state."""
         self.add_post_set_parameters_callback(self._take_parameters)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", EVERY_FRAME)
-        # A steady clock, since with use_sim_time and no /clock the node must still publish diagnostics.
+        # A steady clock, so that diagnostics are published even with use_sim_time and no /clock.
         self.create_timer(DIAGNOSTICS_PERIOD, self._publish_diagnostics, clock=Clock(clock_type=ClockType.STEADY_TIME))
         self.create_service(Trigger, "~/reset", self._on_reset)
         self.create_service(Trigger, "~/save", self._on_save)
@@ -119,7 +119,7 @@ class LepardNode(LifecycleNode):
     # ---- lifecycle ----
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Load and warm up the model; on failure say why and stay unconfigured."""
+        """Load and warm up the network; on failure log the reason and stay unconfigured."""
         try:
             self._plan = make_plan(self, self.settings)
             self._mode = make_mode(self.settings, self._plan, self.get_logger())
@@ -138,7 +138,7 @@ class LepardNode(LifecycleNode):
         return TransitionCallbackReturn.SUCCESS
 
     def _introduction(self) -> list[str]:
-        """What runs here, a line each."""
+        """Startup summary for the log, one line each."""
         settings, mode = self.settings, self._mode
         topics = ("points",) if settings.input == "cloud" else ("depth", "camera_info")
         frames = f"{settings.map_frame} -> {settings.odom_frame or settings.base_frame or 'the frame of the clouds'}"
@@ -150,7 +150,7 @@ class LepardNode(LifecycleNode):
         ]
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Begin to listen."""
+        """Subscribe to the input."""
         self.health = Health(active_since=time.monotonic(), state="INITIALISING")
         self._guard = InputGuard(self.settings.change_after)
         self._session = next(self._sessions)
@@ -159,33 +159,33 @@ class LepardNode(LifecycleNode):
         return super().on_activate(state)
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Stop listening; the map stays."""
+        """Unsubscribe from the input; keep the map."""
         self._stop_input()
         return super().on_deactivate(state)
 
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Free the model and the map."""
+        """Free the network and the map."""
         self._release()
         return TransitionCallbackReturn.SUCCESS
 
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """End from any state."""
+        """Shut down from any state."""
         self._stop_input()
         self._release()
         return TransitionCallbackReturn.SUCCESS
 
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """An unforeseen error in a transition: free everything, so that configure can be tried again."""
+        """Free everything after an unexpected error in a transition, so that configure can be tried again."""
         self._stop_input()
         self._release()
         return TransitionCallbackReturn.SUCCESS
 
     def stop_worker(self) -> bool:
-        """End the worker; False if it is still busy after STOP_SECONDS."""
+        """Stop the worker; False if it is still busy after STOP_SECONDS."""
         return self._worker is None or self._worker.stop(STOP_SECONDS)
 
     def _stop_input(self) -> None:
-        with self._gate:  # from here on nothing leaves the node, not even the result of the cloud being processed
+        with self._gate:  # from here on nothing is published, not even the result of the current cloud
             self._session, self._standing = INACTIVE, None
             self._extrapolator.forget()
         for subscription in self._inputs:
@@ -208,7 +208,7 @@ class LepardNode(LifecycleNode):
     # ---- input ----
 
     def _subscribe(self) -> list[Any]:
-        """Subscribe to the input; messages stay bytes until the worker has time for them."""
+        """Subscribe to the input; messages stay serialised until the worker processes them."""
         qos = input_qos(self.settings.qos)
         raw: dict[str, Any] = {"raw": True}
         raw["event_callbacks"] = SubscriptionEventCallbacks(incompatible_qos=self._on_qos_mismatch)
@@ -226,10 +226,10 @@ class LepardNode(LifecycleNode):
         self._camera_infos.append(message)
 
     def _on_initial_pose(self, message: PoseWithCovarianceStamped) -> None:
-        """RViz's "2D Pose Estimate", or a fleet manager, says where the robot is."""
+        """Handle an initial pose from RViz ("2D Pose Estimate") or a fleet manager."""
         if message.header.frame_id not in ("", self.settings.map_frame):
             self.get_logger().warning(
-                f"The initial pose is in '{message.header.frame_id}', not in '{self.settings.map_frame}': ignored."
+                f"The initial pose is ignored: its frame is '{message.header.frame_id}', not '{self.settings.map_frame}'."
             )
             return
         try:
@@ -237,7 +237,7 @@ class LepardNode(LifecycleNode):
         except InputError as error:
             self.get_logger().warning(f"The initial pose is ignored: {error}")
             return
-        self.get_logger().info("The search for the place in the map starts at the initial pose.")
+        self.get_logger().info("Relocalising around the initial pose.")
         with self._lock:
             if self._mode is not None:
                 self._mode.hint(pose)
@@ -258,7 +258,7 @@ class LepardNode(LifecycleNode):
     # ---- one cloud ----
 
     def _process(self, arrival: Arrival) -> None:
-        """The walk of one cloud, in the worker's thread."""
+        """Process one cloud, in the worker's thread."""
         header: Any = None
         clock = StageClock()
         try:
@@ -288,17 +288,19 @@ class LepardNode(LifecycleNode):
         return message, message.header
 
     def _decode(self, message: Any, arrival: Arrival) -> Frame:
-        # The rigid tracker would thin it anyway; thinned here, what it does not use is never copied.
+        # The rigid tracker would downsample it anyway; doing it here avoids copying unused points.
         max_points = LIVE_POINTS if self.settings.mode == "rigid" else None
         if self.settings.input == "cloud":
             return conversion.frame_from_cloud(message, max_points)
         if not arrival.infos:
-            raise InputError("A depth image came but no camera info yet; remap camera_info to the depth camera's.")
+            raise InputError(
+                "A depth image arrived without camera info; remap camera_info to the depth camera's topic."
+            )
         same = [info for info in arrival.infos if info.header.stamp == message.header.stamp]
         return conversion.frame_from_depth(message, (same or arrival.infos)[-1], self._rectified(), max_points)
 
     def _rectified(self) -> bool:
-        """Whether depth images are free of the lens's distortion; if not told, their topic's name says it."""
+        """Whether depth images have no lens distortion; by default decided from their topic name."""
         if self.settings.rectified == "by_name":
             return "rect" in self.resolve_topic_name("depth").rsplit("/", 1)[-1]
         return self.settings.rectified == "always"
@@ -308,9 +310,9 @@ class LepardNode(LifecycleNode):
         return frame._replace(points=points)
 
     def _check_sequence(self, frame: Frame) -> None:
-        """Refuse a cloud that does not continue the last one; after a lasting change find the place in the map again.
+        """Reject a cloud that does not continue the last one; after a lasting change relocalise.
 
-        Only a recording that starts over drops the map, and only with `reset_on_time_jump`.
+        The map is dropped only if a recording restarts and `reset_on_time_jump` is set.
         """
         change = self._guard.check(frame.stamp_ns, frame.frame_id, self._now_ns())
         if change is None:
@@ -318,7 +320,7 @@ class LepardNode(LifecycleNode):
         if change.restarted and self.settings.reset_on_time_jump:
             self.get_logger().warning(f"{change.reason} A new map starts. {self._reset()}".strip())
             return
-        self.get_logger().warning(f"{change.reason} The map is kept; the place in it is searched.")
+        self.get_logger().warning(f"{change.reason} Keeping the map and relocalising.")
         with self._lock:
             if self._mode is not None:
                 self._mode.relocalise()
@@ -329,7 +331,7 @@ class LepardNode(LifecycleNode):
         return {name for name, publisher in self._outputs.items() if publisher.get_subscription_count() > 0}
 
     def _publish(self, result: Result, clock: StageClock, session: int) -> None:
-        """Send everything of one cloud, the status last: who has it knows that the rest is out."""
+        """Publish all messages of one cloud, the status last: it signals that the others are out."""
         for output in result.outputs:
             self._send(output, session)
         clock.stop("publish")
@@ -345,7 +347,7 @@ class LepardNode(LifecycleNode):
         self._publish_status(status, session)
 
     def _send(self, output: Output, session: int) -> None:
-        """Publish one message, unless the node was deactivated since its cloud came."""
+        """Publish one message, unless the node was deactivated since its cloud arrived."""
         topic, message = output
         with self._gate:
             if session != self._session:
@@ -356,7 +358,7 @@ class LepardNode(LifecycleNode):
                 self._outputs[topic].publish(message)
 
     def _send_transform(self, placed: Placement) -> None:
-        """Send a transform, with the gate held. One to an odometry's frame is dated ahead and then repeated."""
+        """Send a transform, with the gate held. A transform to odom_frame is future-dated and repeated."""
         if self.settings.odom_frame and self.settings.tf_rate:
             self._standing = placed
             tolerance = int(self.settings.transform_tolerance * 1e9)
@@ -368,13 +370,13 @@ class LepardNode(LifecycleNode):
         self._broadcaster.send(placed.parent, placed.child, placed.stamp_ns, placed.matrix)
 
     def _repeat_transform(self) -> None:
-        """Send the last map -> odom again, as AMCL does: the odometry below it moves on between the clouds."""
+        """Repeat the last map -> odom transform, as AMCL does."""
         with self._gate:
             if self._standing is not None and self.settings.publish_tf and self._session != INACTIVE:
                 self._send_transform(self._standing)
 
     def _send_prediction(self) -> None:
-        """Between two clouds, send where the sensor is if it moves on as before."""
+        """Between two clouds, send a transform extrapolated with constant velocity."""
         with self._gate:
             placed = self._extrapolator.at(self._now_ns())
             if placed is not None and self.settings.publish_tf and self._session != INACTIVE:
@@ -391,7 +393,7 @@ class LepardNode(LifecycleNode):
         self._send(Output("status", status), session)
 
     def _reject(self, header: Any, refusal: Refusal, session: int) -> None:
-        """Say why a cloud was left out: in the status, in the diagnostics, and now and then in the log."""
+        """Report why a cloud was dropped: in the status, the diagnostics and (throttled) the log."""
         if session != self._session:
             return
         self.health.rejected[refusal.kind] += 1
@@ -405,7 +407,7 @@ class LepardNode(LifecycleNode):
         self._publish_status(status, session)
 
     def _on_worker_error(self, arrival: Arrival, error: Exception) -> None:
-        """An unexpected error: log it once, skip the cloud, continue with the next."""
+        """Handle an unexpected error: log it once, skip the cloud, continue with the next."""
         sentence = f"Tracking a cloud failed: {type(error).__name__}: {error}"
         if sentence not in self._errors_logged and len(self._errors_logged) < ERRORS_LOGGED:
             import traceback
@@ -431,7 +433,7 @@ class LepardNode(LifecycleNode):
         return response
 
     def _reset(self) -> str:
-        """Begin a new map; says where the old one was set aside, if it was not saved."""
+        """Start a new map; returns where an unsaved old one was backed up."""
         with self._lock:
             if self._mode is None:
                 return ""
@@ -444,19 +446,19 @@ class LepardNode(LifecycleNode):
         return where
 
     def _set_aside(self, mode: Mode) -> str:
-        """Save a map that would be lost, in place of the one that was set aside before; a sentence about it."""
+        """Back up an unsaved map, replacing the previous backup; returns a message."""
         if not mode.unsaved():
             return ""
         target = Path(self.settings.map_directory).expanduser() / f"{self.settings.map_name}{SET_ASIDE}"
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            return f"The map was not saved, so it was set aside: {mode.save(target)}."
+            return f"The map was not saved; backup: {mode.save(target)}."
         except (OSError, InputError) as error:
-            self.get_logger().error(f"The map was not saved and could not be set aside: {error}")
-            return "The map was not saved, and setting it aside failed; the log says why."
+            self.get_logger().error(f"The map was not saved and could not be backed up: {error}")
+            return "The map was not saved, and its backup failed; see the log."
 
     def _on_save(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        """Write the map below map_directory; the service takes no path, so nothing else can be written."""
+        """Write the map below map_directory; the service takes no path, so it cannot write elsewhere."""
         target = Path(self.settings.map_directory).expanduser() / self.settings.map_name
         try:
             if self._mode is None:
@@ -465,17 +467,20 @@ class LepardNode(LifecycleNode):
             with self._lock:
                 response.message = self._mode.save(target)
             response.success = True
-        except Exception as error:  # whatever it is, the caller must get an answer
+        except Exception as error:  # the caller must always get a response
             response.message = f"Nothing was saved: {error}"
             self.get_logger().error(response.message)
         return response
 
     # ---- parameters ----
-    # Parameter[...] stands in quotes: it is no generic class in the rclpy of Jazzy.
+    # Parameter[...] is quoted because it is not generic in the rclpy of Jazzy.
 
     def set_parameters_atomically(self, parameter_list: "list[Parameter[Any]]") -> SetParametersResult:
-        """What every request to set parameters goes through. Checked here and not in a callback, since rclpy's own
-        checks come before callbacks and say less: neither the nearest names nor the type that is wanted."""
+        """Check and apply every request to set parameters.
+
+        This is not a callback, because rclpy's own checks run before callbacks, and their messages suggest neither the
+        nearest names nor the expected type.
+        """
         try:
             check_change(self.settings, {one.name: one.value for one in parameter_list})
         except InputError as error:
@@ -512,17 +517,17 @@ class LepardNode(LifecycleNode):
 
 
 def _with_own_stages(status: TrackingStatus, decode: float, publish: float) -> TrackingStatus:
-    """Add the node's own work [s] to the stages of the mode."""
+    """Add the node's own time [s] to the stages of the mode."""
     status.stage_names = ["decode", *status.stage_names, "publish"]
     status.stage_seconds = [decode, *status.stage_seconds, publish]
     return status
 
 
 def input_qos(name: str) -> QoSProfile:
-    """The quality of service of the input.
+    """QoS of the input.
 
-    Its queue holds what comes while Python is busy elsewhere. The worker's place for one cloud, where the newest wins,
-    comes behind it: what is dropped there is counted, and what the middleware drops is not.
+    Its queue holds messages that arrive while Python is busy. The worker's one-place mailbox follows it: clouds dropped
+    there are counted, those dropped by the middleware are not.
     """
     reliability = {
         "sensor_data": ReliabilityPolicy.BEST_EFFORT,
@@ -533,12 +538,12 @@ def input_qos(name: str) -> QoSProfile:
 
 
 def make_mode(settings: NodeSettings, plan: FramePlan, logger: Any) -> Mode:
-    """Load the weights, warm up everything that the first clouds will need, and make the mode of the settings."""
+    """Load the weights, warm up everything that the first clouds need, and create the mode."""
     import torch
 
     from lepard_ros.matcher import Matcher, MatcherSettings
 
-    # One core stays free for tracking, which does not use torch.
+    # Leave one core for tracking, which does not use torch.
     torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() - 1))
     choices, name = MatcherSettings(grid=settings.grid or None), settings.weights or settings.mode
     if settings.mode == "deformable":
@@ -554,24 +559,24 @@ def make_mode(settings: NodeSettings, plan: FramePlan, logger: Any) -> Mode:
     from lepard_ros.ros.rigid_mode import RigidMode
     from lepard_ros.tracking.compiled import small_gicp
 
-    small_gicp()  # loaded, or missed with a warning, now and not with the first cloud
+    small_gicp()  # load it, or warn, now instead of with the first cloud
     return RigidMode(matcher, settings, plan, description, closes_loops=_ready_for_loops(settings, logger))
 
 
 def _described(name: str, mode: str, runs_on: str, settings: NodeSettings, logger: Any) -> str:
-    """What was loaded, for the log: the weights' name and the mode they were trained for, and what computes."""
+    """What was loaded, for the log: weights, device and threads. Warns if the weights are for another mode."""
     import torch
 
     if mode != settings.mode:
         logger.warning(
             f"The weights '{name}' were trained for {mode} scenes, but the mode is "
-            f"{settings.mode}; leave the parameter weights empty to take those of the mode."
+            f"{settings.mode}; leave the parameter weights empty to use those of the mode."
         )
     return f"weights {name}, device {runs_on}, threads: {torch.get_num_threads()}"
 
 
 def _ready_for_loops(settings: NodeSettings, logger: Any) -> bool:
-    """Import and run the pose graph once, which takes seconds the first time; False where Open3D is missing."""
+    """Import and run the pose graph once, because the first time takes seconds; False if Open3D is missing."""
     from lepard_ros.tracking.pose_graph import Edge, PoseGraph
 
     if not settings.loop_closures or not settings.mapping:
@@ -579,6 +584,6 @@ def _ready_for_loops(settings: NodeSettings, logger: Any) -> bool:
     try:
         PoseGraph([Edge(0, 1, np.eye(4), 1e-4 * np.eye(6))]).optimised({0: np.eye(4), 1: np.eye(4)})
     except InputError as error:
-        logger.warning(f"Loops are not closed: {error}")
+        logger.warning(f"Loop closure is off: {error}")
         return False
     return True

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The node's parameters: names, defaults, ranges, descriptions, in one table that everything else is made from."""
+"""The node's parameters: one table of names, defaults, ranges and descriptions, from which everything else is made."""
 
 import dataclasses
 import difflib
@@ -14,7 +14,7 @@ from typing import Any
 from lepard_ros.cloud.ranges import FARTHEST, NEAREST
 from lepard_ros.errors import InputError
 
-DEFORMABLE_DELAY = 3  # clouds: by then the matching process is done with one, on two cores at 10 Hz
+DEFORMABLE_DELAY = 3  # clouds: enough for the matching process on two cores at 10 Hz
 FASTDDS_VARIABLES = ("FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE")
 # Parameters that rclpy declares for every node.
 _OF_EVERY_NODE = {"use_sim_time", "start_type_description_service"}
@@ -39,19 +39,19 @@ class NodeSettings:
     """Every parameter of the node, with its default."""
 
     # What the node does.
-    autostart: bool = _option(True, "Configure and activate at start; false leaves it to a lifecycle manager.")
+    autostart: bool = _option(True, "Configure and activate at startup; set to false if a lifecycle manager does it.")
     mode: str = _option("rigid", "What is tracked.", choices=("rigid", "deformable"))
-    weights: str = _option("", "Name or path of the weights; empty takes those of the mode.")
+    weights: str = _option("", "Name or path of the weights; empty: those of the mode.")
     grid: float = _option(
         0.0,
-        "Spacing of the matched points [m]; 0 takes that of the weights, less suits a desk.",
+        "Spacing of the matched points [m]; 0: that of the weights; use a smaller one for a desk.",
         low=0.0,
         high=1.0,
     )
     device: str = _option("auto", "Where the network runs.", choices=("auto", "cpu", "cuda", "onnx"))
-    threads: int = _option(0, "Threads of the network on the CPU; 0: all cores but one.", low=0, high=256)
+    threads: int = _option(0, "CPU threads of the network; 0: all cores but one.", low=0, high=256)
     fallback: str = _option(
-        "none", "Classical method tried when every alignment by Lepard is refused.", choices=("none", "fpfh")
+        "none", "Classical method to try when all of Lepard's motions are refused.", choices=("none", "fpfh")
     )
 
     # What comes in.
@@ -60,99 +60,104 @@ class NodeSettings:
     )
     rectified: str = _option(
         "by_name",
-        "Whether depth images are free of lens distortion; by_name: if their topic has 'rect' in its last part.",
+        "Whether depth images are rectified; by_name: if the last part of their topic contains 'rect'.",
         choices=("by_name", "always", "never"),
     )
     qos: str = _option(
         "sensor_data",
-        "Quality of service of the input; best_available takes what the publisher offers.",
+        "QoS of the input; best_available adapts to the publisher.",
         choices=("sensor_data", "best_available", "reliable"),
     )
-    min_range: float = _option(NEAREST, "Points nearer to the sensor are left out [m].", low=0.0, high=100.0, live=True)
+    min_range: float = _option(NEAREST, "Points nearer to the sensor are ignored [m].", low=0.0, high=100.0, live=True)
     max_range: float = _option(
-        FARTHEST, "Points farther from the sensor are left out [m].", low=0.1, high=1000.0, live=True
+        FARTHEST, "Points farther from the sensor are ignored [m].", low=0.1, high=1000.0, live=True
     )
     change_after: int = _option(
         5,
-        "Clouds in a row with another frame, or with stamps that jump, before the place in the map is searched again.",
+        "Consecutive clouds with another frame_id, or with a jump of the stamps, before the node relocalises.",
         low=1,
         high=1000,
         live=True,
     )
     reset_on_time_jump: bool = _option(
-        False, "Start a new map when time jumps back for good, as when a bag starts over.", live=True
+        False, "Start a new map when time jumps back, as when a bag restarts.", live=True
     )
     silence: float = _option(
-        2.0, "Without input for this long the diagnostics warn [s].", low=0.1, high=3600.0, live=True
+        2.0, "The diagnostics warn after this time without input [s].", low=0.1, high=3600.0, live=True
     )
 
     # Frames, as in REP-105.
-    map_frame: str = _option("map", "The frame that the poses are given in.")
+    map_frame: str = _option("map", "The parent frame of all poses.")
     base_frame: str = _option("", "If set, map -> this frame is published instead of map -> the cloud's frame.")
-    odom_frame: str = _option("", "If set, map -> this frame is published, so that another odometry goes on below it.")
+    odom_frame: str = _option("", "If set, map -> this frame is published; the robot's own odometry stays below it.")
     prediction: str = _option(
         "motion",
-        "Where the next cloud's alignment starts: gone on as before, or moved as odom_frame's odometry says.",
+        "Initial guess for the next cloud: constant velocity, or the odometry of odom_frame.",
         choices=("motion", "odom"),
     )
     sensor_frame: str = _option(
-        "", "The sensor's frame, if the clouds come in another one (base_link); they are moved to it by TF."
+        "", "The sensor's frame, if the clouds arrive in another one (base_link); TF transforms them."
     )
     upright: str = _option(
         "sensor",
         "Orientation of a new map without base_frame and odom_frame: that of the first cloud; z up for a level optical "
-        "frame; or z up by gravity from the topic imu.",
+        "frame; or z up from gravity measured on the topic imu.",
         choices=("sensor", "optical", "imu"),
     )
-    publish_tf: bool = _option(True, "Publish the transform; the odometry topic is published in any case.", live=True)
+    publish_tf: bool = _option(True, "Publish the transform; the odometry topic is always published.", live=True)
     tf_rate: float = _option(
         20.0,
-        "How often map -> odom_frame is repeated while the pose is known [Hz]; 0: once for each cloud.",
+        "Rate at which map -> odom_frame is repeated while the pose is known [Hz]; 0: once per cloud.",
         low=0.0,
         high=200.0,
     )
     extrapolation_rate: float = _option(
         0.0,
-        "How often a predicted transform is sent between two clouds [Hz]: the last motion goes on for at most one "
-        "period of the sensor. 0: measured poses only. Not with odom_frame, whose odometry does this.",
+        "Rate of extrapolated transforms between two clouds [Hz], with constant velocity for at most one sensor "
+        "period. 0: measured poses only. Not used with odom_frame, where the odometry does this.",
         low=0.0,
         high=200.0,
     )
     transform_tolerance: float = _option(
         0.2,
-        "By how much the repeated transform is dated ahead, so that others find it [s].",
+        "How far the repeated transform is future-dated, so that lookups succeed [s].",
         low=0.0,
         high=5.0,
         live=True,
     )
-    tf_timeout: float = _option(
-        0.2, "How long a cloud waits for a missing transform [s].", low=0.0, high=10.0, live=True
-    )
+    tf_timeout: float = _option(0.2, "How long to wait for a missing transform [s].", low=0.0, high=10.0, live=True)
 
     # Keyframes and the map.
-    mapping: bool = _option(True, "Add keyframes; false only localises in the given map.", live=True)
+    mapping: bool = _option(True, "Add keyframes; false: only localise in the given map.", live=True)
     map_file: str = _option("", "Map to start from: a directory written by ~/save, or a PLY or PCD cloud.")
-    map_directory: str = _option("~/.ros/lepard_maps", "The only directory that ~/save writes to.")
-    map_name: str = _option("map", "Name of the map inside map_directory that ~/save writes.", live=True)
+    map_directory: str = _option("~/.ros/lepard_maps", "Directory of saved maps; ~/save writes nowhere else.")
+    map_name: str = _option("map", "Name that ~/save gives to the map inside map_directory.", live=True)
     max_keyframes: int = _option(1000, "Most keyframes held.", low=2, high=100_000)
-    max_megabytes: float = _option(1024.0, "Most memory that the keyframes may take [MB].", low=16.0, high=1e6)
-    keyframe_distance: float = _option(0.3, "A new keyframe after this motion [m].", low=0.01, high=100.0, live=True)
+    max_megabytes: float = _option(1024.0, "Maximum memory of the keyframes [MB].", low=16.0, high=1e6)
+    keyframe_distance: float = _option(
+        0.3, "Add a keyframe after this translation [m].", low=0.01, high=100.0, live=True
+    )
     keyframe_degrees: float = _option(
-        20.0, "A new keyframe after this rotation [degrees].", low=1.0, high=180.0, live=True
+        20.0, "Add a keyframe after this rotation [degrees].", low=1.0, high=180.0, live=True
     )
     keyframe_overlap: float = _option(
-        0.6, "A new keyframe when less than this share of the cloud lies on the last.", low=0.05, high=0.95, live=True
+        0.6,
+        "Add a keyframe if less than this share of the cloud overlaps the last one.",
+        low=0.05,
+        high=0.95,
+        live=True,
     )
     candidates: int = _option(2, "Keyframes matched with each cloud.", low=1, high=32, live=True)
-    max_speed: float = _option(2.0, "What the sensor can do [m/s].", low=0.01, high=100.0, live=True)
-    max_turn: float = _option(180.0, "What the sensor can do [degrees/s].", low=1.0, high=3600.0, live=True)
-    loop_closures: bool = _option(True, "Correct the keyframes when an old place is seen again.")
+    max_speed: float = _option(2.0, "Maximum speed of the sensor [m/s].", low=0.01, high=100.0, live=True)
+    max_turn: float = _option(
+        180.0, "Maximum angular speed of the sensor [degrees/s].", low=1.0, high=3600.0, live=True
+    )
+    loop_closures: bool = _option(True, "Close loops: correct the keyframes when a place is seen again.")
 
-    # Deformable mode: the body and the room behind it.
+    # Deformable mode: the object and its background.
     foreground: str = _option(
         "body",
-        "body: large planes are the room, and of the rest the part that fills most of the view is followed; "
-        "all: the whole cloud is.",
+        "body: remove large planes and track the part that fills most of the view; all: track the whole cloud.",
         choices=("body", "all"),
         live=True,
     )
@@ -162,22 +167,20 @@ class NodeSettings:
         live=True,
     )
     min_plane_area: float = _option(
-        1.0, "A plane of this area is a wall, a floor or a table top [m^2].", low=0.05, high=100.0, live=True
+        1.0, "Planes at least this large are background: wall, floor, table top [m^2].", low=0.05, high=100.0, live=True
     )
-    part_gap: float = _option(
-        0.1, "Parts of the body are not farther apart than this [m].", low=0.03, high=1.0, live=True
-    )
+    part_gap: float = _option(0.1, "Maximum gap between parts of the object [m].", low=0.03, high=1.0, live=True)
     match_delay: int = _option(
         DEFORMABLE_DELAY,
-        "Clouds after which the matches of one come in, from a second process; 0: each cloud waits for its own.",
+        "Delay, in clouds, of the matches from the matching process; 0: each cloud waits for its own matches.",
         low=0,
         high=100,
     )
 
     # What goes out.
-    map_spacing: float = _option(0.05, "Distance of the points of ~/map [m].", low=0.005, high=10.0, live=True)
-    map_period: float = _option(5.0, "Least time between two ~/map messages [s].", low=0.1, high=3600.0, live=True)
-    marker_lines: int = _option(200, "Most matches drawn in ~/markers.", low=0, high=5000, live=True)
+    map_spacing: float = _option(0.05, "Point spacing of ~/map [m].", low=0.005, high=10.0, live=True)
+    map_period: float = _option(5.0, "Minimum time between two ~/map messages [s].", low=0.1, high=3600.0, live=True)
+    marker_lines: int = _option(200, "Maximum number of matches drawn in ~/markers.", low=0, high=5000, live=True)
 
 
 def settings_fields() -> dict[str, dataclasses.Field[Any]]:
@@ -186,7 +189,7 @@ def settings_fields() -> dict[str, dataclasses.Field[Any]]:
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
-    """One sentence for a name that does not exist, with the nearest ones that do."""
+    """An error message for an unknown name, with the most similar valid ones."""
     names = list(valid)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     hint = " or ".join(f"'{one}'" for one in near)
@@ -194,7 +197,7 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
 
 
 def check_value(name: str, value: Any) -> Any:
-    """The value as its parameter's type; raises InputError for a wrong type, a value out of range or not a choice."""
+    """The value in the parameter's type; raises InputError for a wrong type, range or choice."""
     known = settings_fields()
     if name not in known:
         raise InputError(unknown_name("parameter", name, known))
@@ -206,7 +209,7 @@ def check_value(name: str, value: Any) -> Any:
         raise InputError(f"Parameter '{name}' must be a {_WORDS[wanted]}, not {value!r}.")
     low, high, choices = one.metadata["low"], one.metadata["high"], one.metadata["choices"]
     if low is not None and not low <= value <= high:
-        raise InputError(f"Parameter '{name}' must lie between {low} and {high}, not at {value}.")
+        raise InputError(f"Parameter '{name}' must be between {low} and {high}, not {value}.")
     if choices and value not in choices:
         raise InputError(f"Parameter '{name}': " + unknown_name("choice", str(value), choices))
     if name == "map_name" and (Path(str(value)).name != value or value in ("", ".", "..")):
@@ -230,11 +233,11 @@ def check_together(settings: NodeSettings) -> None:
     if settings.prediction == "odom" and not settings.odom_frame:
         raise InputError("prediction is odom but odom_frame is empty; set odom_frame to the odometry's frame.")
     if not settings.mapping and not settings.map_file:
-        raise InputError("mapping is false but map_file is empty; name the map to localise in.")
+        raise InputError("mapping is false but map_file is empty; set map_file to the map to localise in.")
 
 
 def parse_box(text: str) -> tuple[tuple[float, float, float], tuple[float, float, float]] | None:
-    """The two corners of `foreground_box`, or None if it is empty; raises InputError if it is no box."""
+    """The two corners of `foreground_box`, or None if it is empty; raises InputError if it is invalid."""
     if not text.strip():
         return None
     try:
@@ -242,14 +245,14 @@ def parse_box(text: str) -> tuple[tuple[float, float, float], tuple[float, float
     except ValueError:
         raise InputError(f"foreground_box must be six numbers, x y z of two corners, not {text!r}.") from None
     if not (x < right and y < top and z < far):
-        raise InputError(f"foreground_box must name the lowest corner first, then the highest, not {text!r}.")
+        raise InputError(f"foreground_box must give the minimum corner first, then the maximum, not {text!r}.")
     return (x, y, z), (right, top, far)
 
 
 def declare_settings(node: Any) -> NodeSettings:
     """Declare every parameter on a node made with automatically_declare_parameters_from_overrides.
 
-    Raises InputError for a name that does not exist or a value that does not fit.
+    Raises InputError for an unknown name or an invalid value.
     """
     known = settings_fields()
     given = {name: node.get_parameter(name).value for name in node.list_parameters([], 0).names}
@@ -267,12 +270,12 @@ def declare_settings(node: Any) -> NodeSettings:
 
 
 def read_settings(node: Any) -> NodeSettings:
-    """The present values of the declared parameters."""
+    """The current values of the declared parameters."""
     return NodeSettings(**{name: node.get_parameter(name).value for name in settings_fields()})
 
 
 def check_change(settings: NodeSettings, changes: dict[str, Any]) -> None:
-    """Raise InputError unless the changes may be made to `settings` while the node runs."""
+    """Raise InputError unless `settings` may be changed like this at runtime."""
     known = settings_fields()
     ours = {name: check_value(name, value) for name, value in changes.items() if name not in _OF_EVERY_NODE}
     for name in ours:
@@ -296,7 +299,7 @@ def _descriptor(one: dataclasses.Field[Any]) -> Any:
 
 
 def share_directory() -> Path:
-    """Where config/ and launch/ lie: beside the source, or below share/ of the installation."""
+    """The directory of config/ and launch/: next to the source, or below share/ of the installation."""
     package = Path(__file__).resolve().parents[1]
     installed = [parent / "share" / "lepard_ros" for parent in (Path(sys.prefix), *package.parents)]
     for folder in (package.parent, *installed):
@@ -306,9 +309,9 @@ def share_directory() -> Path:
 
 
 def fastdds_profile() -> dict[str, str]:
-    """The environment variable under which Fast DDS carries clouds; none where a user has a profile of his own.
+    """The environment variable that lets Fast DDS carry large clouds; empty if the user has set a profile.
 
-    A publisher with the default profile loses clouds of 300,000 points: they do not fit in its shared memory.
+    With the default profile a publisher loses clouds of 300,000 points: they do not fit into its shared memory.
     """
     if any(os.environ.get(name) for name in FASTDDS_VARIABLES):
         return {}
@@ -316,12 +319,12 @@ def fastdds_profile() -> dict[str, str]:
 
 
 def use_fastdds_profile() -> None:
-    """Publish large clouds from this process; to be called before rclpy.init."""
+    """Enable large clouds from this process; call it before rclpy.init."""
     os.environ.update(fastdds_profile())
 
 
 def preset_file(name: str) -> Path:
-    """The YAML file of a preset's name, or the path itself if it names a file."""
+    """The YAML file of a preset, or the path itself if it is a file."""
     if Path(name).is_file():
         return Path(name)
     folder = share_directory() / "config"

@@ -30,18 +30,18 @@ from lepard_ros.ros.status import reason_code, status_message
 from lepard_ros.tracking.rigid import RigidTracker
 from lepard_ros.tracking.track import Track, TrackerSettings, Twist
 
-# A longer path is thinned out: rclpy needs about 10 microseconds for each pose.
+# Longer paths are downsampled: rclpy needs about 10 microseconds per pose.
 MAX_PATH_POSES = 1000
 SMALL_MAP = 100  # keyframes
-MAP_PAUSE = 30.0  # a map is made again after so many times what its making took
-# A map's first pose is exact by definition, but filters take a covariance of zero for "unknown": metres and radians.
+MAP_PAUSE = 30.0  # minimum pause between two map messages, in multiples of the time to build one
+# The first pose of a map is exact by definition, but filters read zero covariance as "unknown": metres and radians.
 MIN_SIGMA = 1e-3
-# When memory does not suffice, a cloud is tried again on a grid so many times the network's own: a ninth of the points.
+# Grid for the retry when memory runs out, in multiples of the network's own grid: a ninth of the points.
 COARSER = 3.0
 
 
 class RigidMode:
-    """Feeds clouds to a RigidTracker and puts what it says into messages."""
+    """Feeds clouds to a RigidTracker and converts its results to messages."""
 
     topics: ClassVar[dict[str, Topic]] = {
         "correspondences": Topic(Correspondences),
@@ -61,9 +61,9 @@ class RigidMode:
         closes_loops: bool = True,
         tracker: RigidTracker | None = None,
     ) -> None:
-        """Start with an empty map, or with the one that `map_file` names. closes_loops: if the settings do, too.
+        """Start with an empty map, or with that of `map_file`. closes_loops: False disables loop closure.
 
-        tracker: one that is fed elsewhere and only reported here, in place of an own one.
+        tracker: an external one, fed by the caller.
         """
         self._closes_loops = closes_loops
         self.description = description
@@ -77,32 +77,32 @@ class RigidMode:
         self._hint: FloatArray | None = None
 
     def keyframe_count(self) -> int:
-        """How many keyframes are held."""
+        """Number of keyframes in the map."""
         return len(self._tracker.keyframes)
 
     def process(self, frame: Frame, wanted: set[str]) -> Result:
-        """Find the anchor in TF, track the cloud, and say what came of it."""
+        """Look up the anchor in TF, track the cloud, and report the result."""
         anchor = self._plan.anchor(frame.frame_id, frame.stamp_ns)
         if self._tracker.may_begin:
             self._tracker.origin = self._plan.origin(anchor, frame.frame_id, frame.stamp_ns)
         self._take_hint(anchor)
-        # The anchor's child is odom_frame then: its transform is the other odometry's word on where the sensor is.
+        # The anchor's child is then odom_frame: its transform is the sensor pose according to the odometry.
         odometry = invert(anchor.sensor_from_child) if self._settings.prediction == "odom" else None
         track = self._tracker.process(frame.points, frame.stamp_ns * 1e-9, odometry)
         return self.report(track, frame, anchor, wanted)
 
     def report(self, track: Track, frame: Frame, anchor: Anchor, wanted: set[str]) -> Result:
-        """What is said of a cloud that was tracked."""
+        """The messages for a tracked cloud."""
         self._note_keyframe(track, frame)
         return Result(self._status(track, frame), self._outputs(track, frame, anchor, wanted))
 
     def apply(self, settings: NodeSettings) -> None:
-        """Take over parameters that changed while running."""
+        """Apply parameters that changed at runtime."""
         self._settings = self._plan.settings = settings
         self._tracker.apply(tracker_settings(settings, self._closes_loops))
 
     def reset(self) -> None:
-        """Start over, with the map of `map_file` if there is one."""
+        """Restart, with the map of `map_file` if there is one."""
         if self._settings.map_file:
             self._tracker = self._make_tracker()
         else:
@@ -111,18 +111,18 @@ class RigidMode:
         self._map_due_ns, self._map_changed, self._unsaved = 0, True, False
 
     def _make_tracker(self) -> RigidTracker:
-        """A new tracker, or one that knows the map of `map_file`."""
+        """A new tracker, with the map of `map_file` if there is one."""
         settings = tracker_settings(self._settings, self._closes_loops)
         if not self._settings.map_file:
             return RigidTracker(self._matcher, settings)
         return RigidTracker.load(Path(self._settings.map_file).expanduser(), self._matcher, settings)
 
     def relocalise(self) -> None:
-        """Keep the map and find the place in it again."""
+        """Keep the map and relocalise in it."""
         self._tracker.relocalise()
 
     def hint(self, pose: FloatArray) -> None:
-        """Somebody says where the body is in the map, (4, 4): the next clouds are searched for around there."""
+        """Relocalise around an approximate pose (4, 4) of the body in the map."""
         self._hint = pose
 
     def _take_hint(self, anchor: Anchor) -> None:
@@ -131,7 +131,7 @@ class RigidMode:
             self._hint = None
 
     def unsaved(self) -> bool:
-        """Whether the map has grown since it was loaded or saved; one cloud alone is no map yet."""
+        """Whether the map has grown since it was loaded or saved; a single cloud does not count."""
         return self._unsaved and len(self._tracker.keyframes) > 1
 
     def save(self, directory: Path) -> str:
@@ -143,10 +143,10 @@ class RigidMode:
         return f"{len(self._tracker.keyframes)} keyframes written to {directory}"
 
     def close(self) -> None:
-        """Nothing to do: its second worker is a thread that ends by itself."""
+        """Nothing to do: the background thread ends by itself."""
 
     def facts(self) -> dict[str, str]:
-        """What the diagnostics show."""
+        """Values for the diagnostics."""
         keyframes = self._tracker.keyframes
         return {"keyframes": str(len(keyframes)), "keyframes [MB]": f"{keyframes.nbytes / 1e6:.1f}"}
 
@@ -160,7 +160,7 @@ class RigidMode:
         self._unsaved |= track.new_keyframe
 
     def _outputs(self, track: Track, frame: Frame, anchor: Anchor, wanted: set[str]) -> Iterator[Output]:
-        """The pose first: it is out before markers, path and map are even made."""
+        """The pose first: it is published before markers, path and map are built."""
         yield from self._pose_outputs(track, frame, anchor)
         yield from self._match_outputs(track, frame, wanted)
         yield from self._map_outputs(frame, wanted)
@@ -183,7 +183,7 @@ class RigidMode:
         return [*outputs, Output("odometry", odometry), Output("pose", stamped)]
 
     def _match_outputs(self, track: Track, frame: Frame, wanted: set[str]) -> list[Output]:
-        """The matches with the keyframe, as numbers and as lines."""
+        """The matches with the keyframe, as a message and as markers."""
         registration = track.registration
         if registration is None or track.keyframe_id is None:
             return []
@@ -199,8 +199,10 @@ class RigidMode:
         return outputs
 
     def _markers(self, registration: Registration, keyframe_pose: FloatArray, frame: Frame) -> MarkerArray:
-        """Lines at the keyframe's place in the map: from where the point would be, had the sensor not moved since the
-        keyframe, to where it was found. Right ones together show the motion; wrong ones cross them."""
+        """Lines at the keyframe's pose in the map, from each point without the sensor's motion to its match.
+
+        Correct matches are consistent and show the motion; wrong ones cross them.
+        """
         starts = move(keyframe_pose, registration.matches.source)
         ends = move(keyframe_pose, registration.matches.target)
         settings = self._settings
@@ -209,9 +211,9 @@ class RigidMode:
         )
 
     def _map_outputs(self, frame: Frame, wanted: set[str]) -> Iterator[Output]:
-        """Path and map, when they changed and not more often than `map_period`, or than their making allows.
+        """Path and map, when they changed, limited by `map_period` and by the time to build them.
 
-        A small map is made for late subscribers too; a large one, which takes long, only while somebody listens.
+        A small map is also built for late subscribers; a large one only while there are subscribers.
         """
         small = len(self._tracker.keyframes) <= SMALL_MAP
         if not self._map_changed or frame.stamp_ns < self._map_due_ns or not (small or wanted & {"path", "map"}):
@@ -242,7 +244,7 @@ class RigidMode:
         return message
 
     def _keyframe_ns(self, track: Track) -> int:
-        """The stamp of the track's keyframe; one from a saved map has only seconds."""
+        """The stamp of the track's keyframe; keyframes of a saved map store only seconds."""
         exact = self._keyframe_stamps.get(track.keyframe_id if track.keyframe_id is not None else -1)
         return exact if exact is not None else round((track.keyframe_stamp or 0.0) * 1e9)
 
@@ -255,6 +257,6 @@ def tracker_settings(settings: NodeSettings, closes_loops: bool = True) -> Track
 
 
 def _carried(twist: Twist, step: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The sensor's velocity and its covariance as those of the body, whose pose in the sensor's frame is `step`."""
+    """The sensor's velocity and covariance, transformed to the body, whose pose in the sensor's frame is `step`."""
     carry = twist_transport(step)
     return carry @ twist.velocity, carry @ twist.covariance @ carry.T

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The RViz view for a running node: the file of config/ with the topics and the frame that the node really has."""
+"""The RViz configuration for a running node: the file of config/ with the node's actual topics and frame."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import yaml
 
 from lepard_ros.ros.parameters import share_directory
 
-NODE = "/lepard/"  # as the file of config/ has it: the node without a namespace
+NODE = "/lepard/"  # as in the file of config/: the node without a namespace
 
 
 def rviz_config(points: str = "points", namespace: str = "", fixed_frame: str = "map") -> str:

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""What the node would publish for clouds that a replay tracked, as serialised messages for a bag. Without DDS."""
+"""The messages that the node would publish for a replay, serialised for a bag. Does not use DDS."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from lepard_ros.tracking.deformable import DeformableTrack, DeformableTracker
 from lepard_ros.tracking.rigid import RigidTracker
 from lepard_ros.tracking.track import Track
 
-NAMESPACE = "/lepard/"  # where the node's own topics are, unless it is renamed
+NAMESPACE = "/lepard/"  # prefix of the node's own topics, unless it is renamed
 PACKAGE = "lepard_ros"
 
 
@@ -34,10 +34,10 @@ class Written(NamedTuple):
 
 
 class Scribe:
-    """Writes down what the node publishes with its default parameters, cloud by cloud."""
+    """Produces the messages that the node publishes with default parameters, cloud by cloud."""
 
     def __init__(self, tracker: RigidTracker | DeformableTracker) -> None:
-        """tracker: what tracks the clouds; it is only asked for its map."""
+        """tracker: the tracker of the replay; only its map is read."""
         self._rigid = isinstance(tracker, RigidTracker)
         settings = NodeSettings(mode="rigid" if self._rigid else "deformable")
         self._plan = FramePlan(settings, None, None)
@@ -72,6 +72,6 @@ def _written(topic: str, message: Any, latched: bool) -> Written:
 
 
 def definitions() -> dict[str, str]:
-    """The text of our own messages by type name, which a bag must bring along."""
+    """Definitions of our own messages by type name, for storage in the bag."""
     folder = share_directory() / "msg"
     return {f"{PACKAGE}/msg/{path.stem}": path.read_text() for path in sorted(folder.glob("*.msg"))}

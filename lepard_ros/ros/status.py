@@ -23,7 +23,7 @@ def status_message(
 
 
 def reason_code(track: Track) -> int:
-    """Why the state is not OK, or what of the pose was not measured, as a constant of TrackingStatus."""
+    """Why the state is not OK, or that part of the pose was predicted, as a constant of TrackingStatus."""
     if track.pose is not None and track.registration is not None and track.registration.predicted:
         return int(TrackingStatus.REASON_DEGENERATE)
     if track.pose is not None or not track.reason:

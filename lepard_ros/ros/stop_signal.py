@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""SIGINT and SIGTERM as a flag that a loop looks at: rclpy's own handlers end a process with code 1 at times."""
+"""SIGINT and SIGTERM as a flag for a loop to poll: rclpy's own handlers sometimes end the process with code 1."""
 
 import os
 import signal
@@ -9,10 +9,10 @@ from types import FrameType
 
 
 class StopSignal:
-    """Set by SIGINT or SIGTERM. Before spinning, a signal ends the process at once: loading cannot be interrupted."""
+    """Set by SIGINT or SIGTERM. Before spinning, a signal ends the process at once, since loading does not poll."""
 
     def __init__(self) -> None:
-        """Take over both signals."""
+        """Install handlers for both signals."""
         self.asked = threading.Event()
         self.spinning = False
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -23,6 +23,6 @@ class StopSignal:
         self.asked.set()
         if self.spinning:
             return
-        if again:  # the import of a compiled module may have swallowed the first exception
+        if again:  # the import of a compiled module may have suppressed the first exception
             os._exit(0)
         sys.exit(0)

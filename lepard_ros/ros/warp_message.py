@@ -22,7 +22,7 @@ _STATUS_OF_MESSAGE = {
 
 
 def warp_message(warp: Warp, source: Header, target: Header, keyframe_id: int = 0) -> DeformationGraphMessage:
-    """The message of a warp. source: stamp and frame of what is warped; target: of the live cloud."""
+    """The message of a warp. source: stamp and frame of the warped model; target: of the live cloud."""
     graph = warp.graph
     message = DeformationGraphMessage(header=source, target_header=target, keyframe_id=keyframe_id)
     message.status = _message_status(warp.status)
@@ -40,7 +40,7 @@ def warp_message(warp: Warp, source: Header, target: Header, keyframe_id: int = 
 
 
 def warp_from_message(message: DeformationGraphMessage) -> Warp:
-    """The warp of a message; raises InputError for one whose arrays do not fit together."""
+    """The warp of a message; raises InputError if its arrays are inconsistent."""
     nodes, rotations, translations = (
         _triples(values) for values in (message.nodes, message.rotations, message.translations)
     )
@@ -50,7 +50,7 @@ def warp_from_message(message: DeformationGraphMessage) -> Warp:
     if not (len(rotations) == len(translations) == len(active) == count) or len(edges) % 2:
         raise InputError("The arrays of the warp message have different lengths; check its publisher.")
     if len(edges) and not 0 <= edges.min() <= edges.max() < count:
-        raise InputError("An edge of the warp message names a node that is not there; check its publisher.")
+        raise InputError("An edge of the warp message refers to a missing node; check its publisher.")
     if message.status not in _STATUS_OF_MESSAGE or not message.gamma > 0 or message.neighbours < 1:
         raise InputError("The warp message has an unknown status, or no coverage radius or neighbours.")
     graph = DeformationGraph(nodes, edges.reshape(-1, 2), active, float(message.gamma), int(message.neighbours))

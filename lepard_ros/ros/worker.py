@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""One thread that works on the newest item and drops what it has no time for."""
+"""A thread that processes the newest item and drops older ones."""
 
 import math
 import threading
@@ -8,17 +8,17 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
-# Where items come faster than they are worked on, one that has waited for more than STALE seconds is left for the next
-# one if that is due within SOON seconds: the result is then younger when it comes, and little time is lost. It is kept
-# until the next one is really there. A worker that keeps up takes every item: it makes up for one that took long.
+# If items arrive faster than they are processed, an item that has waited for more than STALE seconds is skipped if the
+# next one is due within SOON seconds: this reduces the latency at little cost. The item is kept until the next one has
+# arrived. A worker that keeps up processes every item, so it can catch up after a slow one.
 STALE, SOON, LATENESS = 0.03, 0.075, 0.01
-MEMORY = 0.8  # how much of the usual time of work stays with each item
+MEMORY = 0.8  # weight of the past in the running mean of the processing time
 
 
 class Worker(Generic[Item]):
-    """A thread with a queue of one: a newer item replaces the one that still waits, so that no backlog builds up.
+    """A thread with a one-place mailbox: a newer item replaces a waiting one, so no backlog builds up.
 
-    An exception of `process` goes to `on_error` with the item; the thread then takes the next item.
+    If `process` raises, `on_error` gets the item and the exception; the thread continues with the next item.
     """
 
     def __init__(self, process: Callable[[Item], None], on_error: Callable[[Item, Exception], None]) -> None:
@@ -29,12 +29,12 @@ class Worker(Generic[Item]):
         self._changed = threading.Condition()
         self.received = self.processed = self.dropped = 0
         self._arrived, self._period = time.monotonic(), math.inf  # of the newest item; between it and the one before
-        self._usual = 0.0  # seconds of work on an item
+        self._usual = 0.0  # mean processing time in seconds
         self._thread = threading.Thread(target=self._run, name="lepard_worker", daemon=True)
         self._thread.start()
 
     def offer(self, item: Item) -> None:
-        """Hand over the newest item; returns at once."""
+        """Put the newest item into the mailbox; returns immediately."""
         with self._changed:
             now = time.monotonic()
             self._arrived, self._period = now, now - self._arrived
@@ -44,7 +44,7 @@ class Worker(Generic[Item]):
             self._changed.notify()
 
     def stop(self, timeout: float) -> bool:
-        """Finish the current item and end the thread; False if it still runs after `timeout` seconds."""
+        """Finish the current item and stop the thread; False if it still runs after `timeout` seconds."""
         with self._changed:
             self._stopping = True
             self._waiting = None
@@ -57,14 +57,14 @@ class Worker(Generic[Item]):
             started = time.monotonic()
             try:
                 self._process(item)
-            except Exception as error:  # the one place that must survive whatever a frame does
+            except Exception as error:  # the thread must survive any error in a frame
                 self._on_error(item, error)
             seconds = time.monotonic() - started
             self._usual = MEMORY * self._usual + (1 - MEMORY) * seconds if self.processed else seconds
             self.processed += 1
 
     def _take(self) -> Item | None:
-        """The newest item, as soon as there is one; None when the worker is to stop."""
+        """Wait for the newest item; None when the worker must stop."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or self._waiting is not None)
             item, due = self._waiting, self._arrived + self._period - time.monotonic()

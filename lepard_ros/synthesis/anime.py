@@ -15,7 +15,7 @@ from lepard_ros.errors import InputError
 from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.synthesis.deformable_pairs import make_pair
 
-LARGEST = 10**8  # vertices x frames: more than any animation has, less than fills the memory
+LARGEST = 10**8  # limit for vertices x frames: above any real animation, and within memory
 # The world of DeformingThings4D has z up, ours y up.
 Y_UP = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, -1.0, 0.0]])
 
@@ -34,7 +34,7 @@ class Animation:
 
     @property
     def frames(self) -> int:
-        """How many frames there are."""
+        """Number of frames."""
         return len(self.offsets) + 1
 
     def frame(self, number: int) -> NDArray[np.float32]:
@@ -44,7 +44,7 @@ class Animation:
 
 @dataclass(frozen=True)
 class TwoFrames:
-    """Two frames of an animation as a motion, with y up."""
+    """A motion made of two frames of an animation, with y up."""
 
     animation: Animation
     first: int
@@ -56,14 +56,14 @@ class TwoFrames:
         return self.animation.triangles
 
     def at(self, time: float) -> FloatArray:
-        """The vertices (V, 3): the first frame before half the time, then the last one."""
+        """The vertices (V, 3): of the first frame before time 0.5, then of the last one."""
         return self.animation.frame(self.first if time < 0.5 else self.last) @ Y_UP.T
 
 
 def read_anime(path: str | Path) -> Animation:
     """Read an .anime file: int32 counts of frames, vertices, triangles; then vertices, triangles, offsets.
 
-    Raises InputError when the file is cut short or holds something else.
+    Raises InputError if the file is truncated or not an .anime file.
     """
     path = Path(path)
     try:
@@ -75,19 +75,19 @@ def read_anime(path: str | Path) -> Animation:
     frames, vertices, triangles = (int(count) for count in np.frombuffer(content, "<i4", 3))
     expected = 12 + 12 * (frames * vertices + triangles)
     if min(frames, vertices, triangles) < 1 or frames * vertices > LARGEST or len(content) != expected:
-        raise InputError(f"{path.name} has {len(content)} bytes where its header tells {expected}: download it again.")
+        raise InputError(f"{path.name} has {len(content)} bytes; its header says {expected}: download it again.")
     points = np.frombuffer(content, "<f4", 3 * vertices, 12).reshape(-1, 3)
     faces = np.frombuffer(content, "<i4", 3 * triangles, 12 + points.nbytes).reshape(-1, 3)
     offsets = np.frombuffer(content, "<f4", offset=12 + points.nbytes + faces.nbytes).reshape(frames - 1, vertices, 3)
     if faces.min() < 0 or faces.max() >= vertices or not (np.isfinite(points).all() and np.isfinite(offsets).all()):
-        raise InputError(f"{path.name} names vertices that do not exist or holds values that are not numbers.")
+        raise InputError(f"{path.name} has invalid vertex indices or values that are not finite: download it again.")
     return Animation(path.stem, points, faces, offsets)
 
 
 def render_pairs(animation: Animation, count: int) -> Iterator[tuple[str, DeformablePair]]:
-    """Pairs of two frames seen by two cameras, clean depth images on the 0.01 m grid as in 4DMatch, with file names.
+    """Render pairs of frames from two cameras, without noise on the 0.01 m grid of 4DMatch; with file names.
 
-    The same animation always gives the same pairs. An animation of one frame gives none.
+    The same animation always gives the same pairs. An animation with one frame gives none.
     """
     if animation.frames < 2:
         return
@@ -100,7 +100,7 @@ def render_pairs(animation: Animation, count: int) -> Iterator[tuple[str, Deform
 
 
 def _with_rate(pair: DeformablePair) -> DeformablePair:
-    """The pair with its overlap rate as published: the share of source points that fall near the target."""
+    """Add the overlap rate as 4DMatch defines it: the share of source points near the target."""
     return replace(pair, overlap_rate=float(np.mean(cKDTree(pair.target).query(pair.warped)[0] < RATE_RADIUS)))
 
 

@@ -20,7 +20,7 @@ TAIL = ((-35, 35), (-35, 35), (-10, 10))
 
 
 def _vector(x: float, y: float, z: float) -> FloatArray:
-    """Left, up, forward, in metres."""
+    """A vector (left, up, forward) in metres."""
     return np.array([x, y, z], float)
 
 
@@ -39,7 +39,7 @@ def _limb(
     natural: Sequence[Vector],
     mirrored: bool,
 ) -> int:
-    """A chain of bones through the given positions, each with a round cone of flesh; returns the last bone."""
+    """Add a chain of bones through the given positions, each with a round cone of flesh; returns the last bone."""
     for index, (turn, at_ease) in enumerate(zip(limits, natural, strict=True)):
         parent = plan.add_bone(parent, places[index], turn, at_ease, mirrored)
         plan.add_part(parent, places[index], places[index + 1], radii[index], radii[index + 1])
@@ -55,7 +55,7 @@ def _tail(plan: BodyPlan, parent: int, base: FloatArray, direction: FloatArray, 
 
 
 def _head(plan: BodyPlan, bone: int, centre: FloatArray, size: float, rng: Generator, snout: float) -> None:
-    """A skull with a jaw or snout of length `snout`, and perhaps a nose, ears, horns and hair."""
+    """Add a skull with a jaw or snout of length `snout`, and sometimes a nose, ears, horns and hair."""
     up, forward = np.array([0, size, 0]), np.array([0, 0, size])
     side = np.array([size, 0, 0])
     plan.add_part(bone, centre - 0.25 * forward, centre + 0.15 * forward + 0.2 * up, size * 0.95, size * 0.9)
@@ -80,7 +80,7 @@ def _head(plan: BodyPlan, bone: int, centre: FloatArray, size: float, rng: Gener
 def _arm(
     plan: BodyPlan, chest: int, shoulder: FloatArray, length: float, thick: float, rng: Generator, sign: int
 ) -> None:
-    """An arm that points sideways at rest, with a mitten or fingers."""
+    """Add an arm that points sideways in the rest pose, with a mitten or fingers."""
     out = np.array([sign, 0.0, 0.0])
     elbow, wrist = shoulder + 0.30 * length * out, shoulder + 0.57 * length * out
     palm = wrist + 0.09 * length * out
@@ -105,7 +105,7 @@ def _torso(
     bust = 0.03 + rng.uniform(0.0, 0.06)
     lower = plan.add_bone(root, hips + _vector(0, 0.08 * scale, 0), SPINE)
     upper = plan.add_bone(lower, hips + _vector(0, 0.24 * scale, 0), SPINE)
-    cones = [  # of one side: bone, start, end, radius there and here
+    cones = [  # one side: bone, start, end, radius at the start and at the end
         (root, (0.07, 0, 0), (0.05, 0.1, 0), 0.085, waist),
         (root, (0.07, 0, -0.05), (0.07, -0.03, 0), 0.07, 0.07),
         (lower, (0.05, 0.1, 0), (0.06, 0.26, 0), waist, 0.09),
@@ -215,7 +215,7 @@ def _four_legs(plan: BodyPlan, rng: Generator) -> tuple[int, FloatArray, float]:
 
 
 def quadruped(rng: Generator) -> BodyPlan:
-    """A dog, a cat, a horse, a sauropod, or something between."""
+    """A dog, a cat, a horse, a sauropod, or a mixture."""
     plan = BodyPlan(blend=rng.uniform(0.02, 0.06))
     shoulders, base, girth = _four_legs(plan, rng)
     length, rise = rng.choice([rng.uniform(0.12, 0.35), rng.uniform(0.35, 0.6)]), np.radians(rng.uniform(10, 80))

@@ -12,15 +12,15 @@ from lepard_ros.synthesis.rooms import wall_yaw, walls
 LENGTH, WIDTH, HEIGHT = 22.0, 15.0, 2.7  # metres, outer walls
 CORRIDOR = 3.2  # metres
 CORNER = 1.0  # metres, radius of the walked path at its corners
-PIECE_EVERY = 1.3  # metres of wall
-PILLARS = 0.3  # share of them that are pillars
-DEEPEST_PIECE = 0.9  # metres from the wall; the middle of the corridor stays free
-EYES = 1.3  # metres above the floor
-TURN_BACK = 0.06  # share of a round in which the camera is turned to look the other way
+PIECE_EVERY = 1.3  # metres of wall per piece of furniture
+PILLARS = 0.3  # share of the pieces that are pillars
+DEEPEST_PIECE = 0.9  # maximum depth in metres; the middle of the corridor stays free
+CAMERA_HEIGHT = 1.3  # metres above the floor
+TURN_BACK = 0.06  # share of a lap in which the camera turns to face backwards
 
 
 def floor_meshes(rng: Generator) -> list[Mesh]:
-    """The corridor with its walls (the first mesh) and furniture; metres, z up, the floor at z = 0."""
+    """The corridor walls (first mesh) and the furniture; metres, z up, floor at z = 0."""
     outer, inner = _rectangle(LENGTH, WIDTH), _rectangle(LENGTH - 2 * CORRIDOR, WIDTH - 2 * CORRIDOR)[::-1]
     slabs = [box(LENGTH + 6, WIDTH + 6, 0.1, (0.0, 0.0, z)) for z in (-0.1, HEIGHT)]
     shell = merge([*slabs, *walls(rng, outer, HEIGHT), *walls(rng, inner, HEIGHT)])
@@ -28,23 +28,23 @@ def floor_meshes(rng: Generator) -> list[Mesh]:
 
 
 def rounds(clouds: int, count: int) -> FloatArray:
-    """Camera poses (clouds, 4, 4) of `count` rounds through the corridor; every second round looks backwards."""
+    """Camera poses (clouds, 4, 4) of `count` laps through the corridor; every second lap looks backwards."""
     phase = np.linspace(0.0, count, clouds, endpoint=False)
     places, headings = _middle_line(phase % 1.0)
     backwards = _turned_back(phase)
     yaw = np.unwrap(headings) + np.pi * backwards + 0.35 * np.sin(2 * np.pi * 11 * phase)
     pitch = -0.15 + 0.08 * np.sin(2 * np.pi * 7 * phase)
-    height = EYES + 0.04 * np.sin(2 * np.pi * 31 * phase)
+    height = CAMERA_HEIGHT + 0.04 * np.sin(2 * np.pi * 31 * phase)
     views = zip(places, height, yaw, pitch, strict=True)
     return np.stack([camera_pose(np.array([*place, z]), turn, nod, 0.0) for place, z, turn, nod in views])
 
 
 def random_views(rng: Generator, count: int) -> FloatArray:
-    """Camera poses (count, 4, 4) anywhere along the corridor, off its middle, forwards or backwards."""
+    """Random camera poses (count, 4, 4) along the corridor, off its centre line, looking forwards or backwards."""
     places, headings = _middle_line(rng.uniform(0, 1, count))
     yaw = headings + np.pi * rng.integers(0, 2, count) + rng.uniform(-0.5, 0.5, count)
     places = places + rng.uniform(-0.4, 0.4, places.shape)
-    heights = rng.uniform(EYES - 0.2, EYES + 0.2, count)
+    heights = rng.uniform(CAMERA_HEIGHT - 0.2, CAMERA_HEIGHT + 0.2, count)
     views = zip(places, heights, yaw, rng.uniform(-0.25, 0.0, count), strict=True)
     return np.stack([camera_pose(np.array([*place, z]), turn, nod, 0.0) for place, z, turn, nod in views])
 
@@ -55,7 +55,7 @@ def _rectangle(length: float, width: float) -> FloatArray:
 
 
 def _furniture(rng: Generator, corners: FloatArray) -> list[Mesh]:
-    """Pieces and pillars with their backs to the walls of a footprint (K, 2), which lie on its outer side."""
+    """Furniture and pillars along the inner side of the walls of a footprint (K, 2)."""
     placed = []
     for a, b in zip(corners, np.roll(corners, -1, axis=0), strict=True):
         yaw, length = wall_yaw(a, b), float(np.linalg.norm(b - a))
@@ -76,12 +76,12 @@ def _piece(rng: Generator) -> Mesh:
 
 
 def _pillar(rng: Generator) -> Mesh:
-    """A pillar, a shaft or the frame of a door: up to the ceiling, so that no stretch of wall is like the next one."""
+    """A pillar, shaft or door frame up to the ceiling; it makes each stretch of wall distinct."""
     return box(rng.uniform(0.2, 0.9), rng.uniform(0.1, 0.4), HEIGHT)
 
 
 def _middle_line(phase: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Places (N, 2) and headings (N,) radians on the rounded middle of the corridor; phase: (N,) shares of a round."""
+    """Positions (N, 2) and headings (N,) in radians on the rounded centre line; phase: (N,) in laps."""
     sides = np.array([LENGTH - CORRIDOR, WIDTH - CORRIDOR] * 2) - 2 * CORNER
     arc = np.pi / 2 * CORNER
     ends = np.cumsum(sides + arc)
@@ -98,7 +98,7 @@ def _middle_line(phase: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def _turned_back(phase: FloatArray) -> FloatArray:
-    """(N,) 0 where the camera looks ahead, 1 where it looks back, smoothly between; phase: rounds since the start."""
+    """View direction (N,): 0 ahead, 1 back, with a smooth transition; phase: laps since the start."""
     number, within = np.divmod(phase, 1.0)
     turning = 0.5 - 0.5 * np.cos(np.pi * np.clip(within / TURN_BACK, 0.0, 1.0))
     return np.where(number % 2 == 1, turning, np.where(number > 0, 1.0 - turning, 0.0))

@@ -44,7 +44,7 @@ def deform(points: FloatArray, waves: FloatArray, state: Deformation) -> FloatAr
 
 
 def _bend(points: FloatArray, curvature: float, heading: float) -> FloatArray:
-    """Roll the xy plane around a cylinder of radius 1 / curvature; lengths along the plane stay."""
+    """Roll the xy plane around a cylinder of radius 1 / curvature; lengths along the plane are preserved."""
     along, across = np.array([np.cos(heading), np.sin(heading), 0]), np.array([-np.sin(heading), np.cos(heading), 0])
     distance, side, height = points @ along, points @ across, points[:, 2]
     safe = curvature if abs(curvature) > 1e-6 else 1e-6
@@ -54,7 +54,7 @@ def _bend(points: FloatArray, curvature: float, heading: float) -> FloatArray:
 
 
 def _twist(points: FloatArray, rate: float) -> FloatArray:
-    """Turn every cross-section about y by an angle that grows along y."""
+    """Rotate every cross-section about y by an angle proportional to y."""
     x, y, z = points.T
     cosine, sine = np.cos(rate * y), np.sin(rate * y)
     return np.stack([cosine * x + sine * z, y, cosine * z - sine * x], axis=1)
@@ -90,7 +90,7 @@ def sheet(rng: Generator) -> tuple[FloatArray, NDArray[np.int64]]:
 
 
 def _silhouette(rng: Generator, x: FloatArray, y: FloatArray) -> NDArray[np.bool_]:
-    """Which points of the square from -1 to 1 belong to the cloth."""
+    """Mask of the points in the square [-1, 1] that belong to the cloth."""
     cut, neck = rng.uniform(0.4, 0.65), rng.uniform(0.1, 0.3)
     shapes = [
         np.ones(x.shape, bool),

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""One deforming object at several moments, seen from several sides: each cloud serves several training pairs."""
+"""One deforming object in several poses, seen from several sides: each cloud is used in several training pairs."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -29,7 +29,7 @@ from lepard_ros.synthesis.gltf import AnimatedModel
 from lepard_ros.synthesis.motions import random_motion
 
 MOMENTS, VIEWS = 3, 2  # key poses, and cameras at each
-SPREAD = (0.5, 1.7)  # radians: how far the cameras of a scene stand apart, from small turns to front against back
+SPREAD = (0.5, 1.7)  # radians between the cameras of a scene, from small rotations to opposite sides
 MIN_OVERLAP = 0.08
 NOISE_CHANCE = 0.55
 MAX_CLOUD = 12_000
@@ -44,7 +44,7 @@ def synthesise_scenes(out: Path, models: Sequence[AnimatedModel], seeds: range, 
 
 
 def scene_path(out: Path, seed: int) -> Path:
-    """Where the scene of a seed is kept."""
+    """File of a seed's scene."""
     return out / f"scene_{seed:06d}.npz"
 
 
@@ -59,7 +59,7 @@ def _write_scene(out: Path, models: Sequence[AnimatedModel], seed: int) -> bool:
 
 
 def make_scene(kind: str, model: AnimatedModel | None, rng: Generator) -> CreatureScene | None:
-    """A random object of a kind in MOMENTS key poses, VIEWS clouds of each; None if too little was visible."""
+    """A random object of a kind in MOMENTS key poses, VIEWS clouds each; None if too little was visible."""
     motion = random_motion(kind, rng, model, keys=MOMENTS)
     shapes = [motion.at(time) for time in np.linspace(0, 1, MOMENTS)]
     sensor, noisy = random_close_sensor(rng), bool(rng.random() < NOISE_CHANCE)
@@ -70,11 +70,11 @@ def make_scene(kind: str, model: AnimatedModel | None, rng: Generator) -> Creatu
         for azimuth in front + rng.normal(0, spread, VIEWS):
             box = np.stack([shape.min(axis=0), shape.max(axis=0)])
             pose = random_view(box, sensor.camera, rng, azimuth, np.radians(rng.uniform(-15, 45)))
-            sight = scene.look(sensor.camera, pose)
-            seen = (depth := measure(sight, sensor, noisy, rng)) > 0
+            rendering = scene.look(sensor.camera, pose)
+            seen = (depth := measure(rendering, sensor, noisy, rng)) > 0
             if seen.sum() < MIN_POINTS:
                 return None
-            surface = np.concatenate([at_hits(s, motion.triangles, sight, seen) for s in shapes], axis=1)
+            surface = np.concatenate([at_hits(s, motion.triangles, rendering, seen) for s in shapes], axis=1)
             points, surface = thin_out(depth_to_points(depth, sensor.camera)[seen], surface)
             kept = np.sort(rng.permutation(len(points))[:MAX_CLOUD])
             clouds.append(points[kept])
@@ -87,7 +87,7 @@ def make_scene(kind: str, model: AnimatedModel | None, rng: Generator) -> Creatu
 def _pack(
     clouds: list[FloatArray], poses: FloatArray, moments: NDArray[np.int64], places: list[FloatArray]
 ) -> CreatureScene | None:
-    """The scene with its overlapping pairs; None if there are too few, or if it does not fit the storage units."""
+    """The scene with its overlapping pairs; None if there are too few, or if it exceeds the storage range."""
     pairs, overlap = _overlapping(clouds, poses, moments, places)
     stored = [np.rint(np.concatenate(group, axis=-2) / UNIT) for group in (clouds, places)]
     if len(pairs) < 3 or max(np.abs(values).max() for values in stored) > np.iinfo(np.int16).max:

@@ -14,17 +14,17 @@ from lepard_ros.synthesis.deformable_pairs import RayScene, at_hits, look_at, me
 from lepard_ros.synthesis.motions import PlacedMotion, random_motion
 
 FRAMES_PER_POSE = 25
-SWAY = np.radians(12.0)  # how far the camera walks around the creature to each side
+SWAY = np.radians(12.0)  # amplitude of the camera's arc around the creature
 
 
 @dataclass(frozen=True)
 class CreatureSequence:
-    """Depth images of one moving object from a camera that sways around it.
+    """Depth images of one moving object from a camera that swings around it.
 
-    stamps: (F,) seconds. depths: (F, H, W) metres, 0 where nothing was measured. poses: (F, 4, 4), camera to world.
-    at_first: (F, H, W, 3), where each frame's points were at frame 0, in the camera's frame of frame 0.
-    first_now: (F, H, W, 3), where the points that frame 0 saw are at each frame, in that frame's camera frame.
-    Both ground truths are in metres, without noise, and NaN where nothing was measured.
+    stamps: (F,) seconds. depths: (F, H, W) metres, 0 without a measurement. poses: (F, 4, 4), camera to world.
+    at_first: (F, H, W, 3), positions of each frame's points at frame 0, in the camera frame of frame 0.
+    first_now: (F, H, W, 3), positions at each frame of the points seen in frame 0, in that frame's camera frame.
+    Both ground truths are in metres, without noise, and NaN without a measurement.
     """
 
     camera: Camera
@@ -35,7 +35,7 @@ class CreatureSequence:
     first_now: NDArray[np.float32]
 
     def cloud(self, frame: int) -> NDArray[np.float32]:
-        """The organised cloud (H, W, 3) of a frame, metres, NaN where nothing was measured."""
+        """The organised cloud (H, W, 3) of a frame, metres, NaN without a measurement."""
         return depth_to_points(self.depths[frame], self.camera)
 
 
@@ -50,10 +50,10 @@ def creature_sequence(
     turn: float = 0.0,
     furnished: bool = False,
 ) -> CreatureSequence:
-    """Film a random thing (a kind of motions.KINDS other than "model") for some frames. One seed, one film.
+    """Render a random object (a kind of motions.KINDS other than "model"). The same seed gives the same sequence.
 
-    turn: degrees by which it turns about its own upright axis until the last frame. furnished: it stands in a room,
-    before a wall, on a floor, between boxes; the truths stay NaN there.
+    turn: rotation in degrees about its vertical axis until the last frame. furnished: add a floor, walls and boxes;
+    the ground truth is NaN there.
     """
     rng = np.random.default_rng([seed, 3])
     motion = random_motion(kind, rng, keys=max(2, 1 + frames // FRAMES_PER_POSE))
@@ -70,7 +70,7 @@ def creature_sequence(
 def _swaying_poses(
     motion: PlacedMotion, shapes: list[FloatArray], camera: Camera, times: FloatArray, rng: Generator
 ) -> FloatArray:
-    """Camera poses (F, 4, 4) on an arc that sees the whole motion, starting in front of the creature."""
+    """Camera poses (F, 4, 4) on an arc from which the whole motion is visible, starting in front of the creature."""
     low, high = np.min([shape.min(axis=0) for shape in shapes], axis=0), np.max([s.max(axis=0) for s in shapes], axis=0)
     centre, radius = (low + high) / 2, float(np.linalg.norm(high - low)) / 2
     distance = 0.8 * radius * camera.fy / (camera.height / 2)
@@ -103,13 +103,13 @@ def _film(
     at_first, first_now = np.full((*size, 3), np.nan, np.float32), np.full((*size, 3), np.nan, np.float32)
     for frame, shape in enumerate(shapes):
         vertices, triangles = _with_room(shape, motion.triangles, room)
-        sight = RayScene(vertices, triangles).look(camera, poses[frame])
-        depths[frame] = measure(sight, sensor, noisy, rng)
-        seen = (depths[frame] > 0) & (sight.triangle < len(motion.triangles))
+        rendering = RayScene(vertices, triangles).look(camera, poses[frame])
+        depths[frame] = measure(rendering, sensor, noisy, rng)
+        seen = (depths[frame] > 0) & (rendering.triangle < len(motion.triangles))
         if frame == 0:
-            first_sight, first_seen = sight, seen
-        at_first[frame][seen] = _moved(to_camera[0], at_hits(shapes[0], motion.triangles, sight, seen))
-        now = at_hits(shape, motion.triangles, first_sight, first_seen)
+            first_rendering, first_seen = rendering, seen
+        at_first[frame][seen] = _moved(to_camera[0], at_hits(shapes[0], motion.triangles, rendering, seen))
+        now = at_hits(shape, motion.triangles, first_rendering, first_seen)
         first_now[frame][first_seen] = _moved(to_camera[frame], now)
     return depths, at_first, first_now
 
@@ -119,7 +119,7 @@ def _moved(transform: FloatArray, points: FloatArray) -> FloatArray:
 
 
 def _turned(shape: FloatArray, angle: float) -> FloatArray:
-    """Vertices (V, 3) turned by radians about the upright (y) axis through their middle."""
+    """Rotate vertices (V, 3) by an angle in radians about the vertical (y) axis through their centre."""
     centre = (shape.min(axis=0) + shape.max(axis=0)) / 2
     return (shape - centre) @ Rotation.from_rotvec([0.0, angle, 0.0]).as_matrix().T + centre
 
@@ -127,7 +127,7 @@ def _turned(shape: FloatArray, angle: float) -> FloatArray:
 def _with_room(
     shape: FloatArray, triangles: IntArray, room: "tuple[FloatArray, IntArray] | None"
 ) -> tuple[FloatArray, IntArray]:
-    """The creature's mesh, and the room's behind it."""
+    """The mesh of the creature together with that of the room."""
     if room is None:
         return shape, triangles
     return np.concatenate([shape, room[0]]), np.concatenate([triangles, room[1] + len(shape)])

@@ -1,8 +1,9 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Procedural bodies: a random skeleton with joint limits, flesh around it, and poses.
 
-Flesh is a smooth union of round cones, meshed once at rest; every bone owns the flesh that it carries, which also gives
-the skin weights. At rest a body has x to its left, y up, z forward, and all bones are aligned with the world.
+Flesh is a smooth union of round cones, meshed once in the rest pose. Each part of it belongs to one bone, which also
+gives the skin weights. In the rest pose a body has x to its left, y up, z forward, and all bones are aligned with the
+world.
 """
 
 from dataclasses import dataclass, field, replace
@@ -16,15 +17,15 @@ from lepard_ros.synthesis.mesh_refinement import smooth, surface_of_field
 from lepard_ros.synthesis.skinning import Pose, SkinnedMesh
 
 Vector = FloatArray | tuple[float, float, float]
-Limits = tuple[tuple[float, float], ...]  # of the three angles of a joint, degrees
-STIFF: Limits = ((0.0, 0.0), (0.0, 0.0), (0.0, 0.0))  # a joint that does not turn
+Limits = tuple[tuple[float, float], ...]  # for the three angles of a joint, degrees
+STIFF: Limits = ((0.0, 0.0), (0.0, 0.0), (0.0, 0.0))  # a fixed joint
 SMOOTHING = 6
 CELLS = 120  # of the meshing grid along a body's longest side
 
 
 @dataclass(frozen=True)
 class Bone:
-    """A joint at `place` (metres, at rest) with its ranges of angles about x, y, z and its natural angles, degrees."""
+    """A joint at `place` (metres, rest pose) with its angle limits about x, y, z and its natural angles, degrees."""
 
     parent: int
     place: FloatArray
@@ -34,7 +35,7 @@ class Bone:
 
 @dataclass(frozen=True)
 class Part:
-    """Flesh of a bone: a round cone from `start` (radius `first`) to `end` (radius `last`), metres, at rest."""
+    """Flesh of a bone: a round cone from `start` (radius `first`) to `end` (radius `last`), metres, rest pose."""
 
     bone: int
     start: FloatArray
@@ -45,7 +46,7 @@ class Part:
 
 @dataclass
 class BodyPlan:
-    """Bones and flesh under construction; `blend` is the width in metres over which flesh flows together."""
+    """Bones and flesh under construction; `blend` is the width in metres over which parts blend into each other."""
 
     bones: list[Bone] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
@@ -54,9 +55,9 @@ class BodyPlan:
     def add_bone(
         self, parent: int, place: Vector, limits: Limits = STIFF, natural: Vector = (0, 0, 0), mirrored: bool = False
     ) -> int:
-        """Add a joint and return its number. Mirrored joints get the limits of the other side of the body."""
+        """Add a joint and return its index. Mirrored joints get the limits of the other side of the body."""
         angles, rest = np.array(limits, float), np.array(natural, float)
-        if mirrored:  # a mirror image in x turns the other way about y and z
+        if mirrored:  # mirroring in x reverses rotations about y and z
             angles[1:] = -angles[1:, ::-1]
             rest[1:] = -rest[1:]
         self.bones.append(Bone(parent, np.array(place, float), angles, rest))
@@ -68,7 +69,7 @@ class BodyPlan:
 
     @property
     def rest(self) -> Pose:
-        """The pose in which the plan was drawn."""
+        """The rest pose."""
         offsets = [bone.place - (self.bones[bone.parent].place if bone.parent >= 0 else 0) for bone in self.bones]
         return Pose.rest(np.array(offsets))
 
@@ -83,7 +84,7 @@ def random_pose(plan: BodyPlan, rng: Generator, effort: float) -> Pose:
 
 
 def build_body(plan: BodyPlan, rng: Generator, lumps: float = 0.01, symmetric: bool = True) -> SkinnedMesh:
-    """The mesh of a plan, with `lumps` metres of smooth unevenness (alike left and right), skinned to the bones."""
+    """The skinned mesh of a plan, with `lumps` metres of smooth noise, the same left and right if `symmetric`."""
     vertices, triangles = mesh_flesh(plan)
     weights = skin_weights(plan, vertices)
     folded = np.column_stack([np.abs(vertices[:, 0]), vertices[:, 1:]]) if symmetric else vertices
@@ -104,7 +105,7 @@ def mesh_flesh(plan: BodyPlan) -> tuple[FloatArray, NDArray[np.int64]]:
     origin = low - 3 * spacing
     sides = [origin[axis] + spacing * np.arange(int((high - low)[axis] / spacing) + 7) for axis in range(3)]
     field_values = np.full([len(side) for side in sides], 10 * spacing + plan.blend)
-    for part in plan.parts:  # flesh thinner than the grid would fall to pieces
+    for part in plan.parts:  # parts thinner than the grid would break up
         thick = replace(part, first=max(part.first, 0.8 * spacing), last=max(part.last, 0.8 * spacing))
         _add_flesh(field_values, sides, thick, plan.blend, 3 * spacing + plan.blend)
     vertices, triangles = surface_of_field(field_values, origin, spacing)
@@ -127,7 +128,7 @@ def smooth_minimum(first: FloatArray, second: FloatArray, width: float) -> Float
 
 
 def part_distance(part: Part, points: FloatArray) -> FloatArray:
-    """About the signed distance of points (..., 3) to a round cone, negative inside: (...)."""
+    """Approximate signed distance of points (..., 3) to a round cone, negative inside: (...)."""
     axis = part.end - part.start
     along = np.clip((points - part.start) @ axis / max(float(axis @ axis), 1e-12), 0, 1)
     offset = points - part.start - along[..., None] * axis
@@ -135,9 +136,10 @@ def part_distance(part: Part, points: FloatArray) -> FloatArray:
 
 
 def skin_weights(plan: BodyPlan, vertices: FloatArray) -> FloatArray:
-    """Weight of each bone for each vertex (V, B): the nearest flesh wins, with a soft border to adjacent bones.
+    """Weight of each bone for each vertex (V, B): the nearest part wins, with a soft transition to adjacent bones.
 
-    Bones that are neither parent nor child get no weight, however near: fingers that touch at rest must separate.
+    Bones that are neither parent nor child get no weight, however near: fingers that touch in the rest pose must be
+    able to separate.
     """
     distance = np.full((len(vertices), len(plan.bones)), np.inf)
     width = np.full(len(plan.bones), plan.blend)
@@ -151,7 +153,7 @@ def skin_weights(plan: BodyPlan, vertices: FloatArray) -> FloatArray:
 
 
 def _kinship(plan: BodyPlan) -> FloatArray:
-    """Which bones are identical, or parent and child: (B, B) of 0 and 1."""
+    """Adjacency (B, B) of 0 and 1: identical bones, or parent and child."""
     kin = np.eye(len(plan.bones))
     for child, bone in enumerate(plan.bones):
         if bone.parent >= 0:
@@ -166,7 +168,7 @@ def smooth_noise(points: FloatArray, rng: Generator, wavelength: float, waves: i
 
 
 def unit_normals(vertices: FloatArray, triangles: NDArray[np.integer]) -> FloatArray:
-    """Vertex normals by area: (V, 3)."""
+    """Area-weighted vertex normals (V, 3)."""
     a, b, c = (vertices[triangles[:, corner]] for corner in range(3))
     faces = np.cross(b - a, c - a)
     normals = np.zeros_like(vertices)

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Data sets of deformable pairs in the 4DMatch format: a pair for each seed, or pairs of given animations."""
+"""Data sets of deformable pairs in the 4DMatch format: one pair per seed, or pairs from given animations."""
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ ATTEMPTS = 5
 def synthesise_pairs(out: Path, models: Sequence[AnimatedModel], seeds: range, processes: Workers) -> tuple[int, int]:
     """Write the missing pairs of `seeds`; returns how many were written and how many existed.
 
-    The same seed and models always give the same pair. A few seeds give none, if no attempt has the overlap.
+    The same seed and models always give the same pair. A few seeds give none because no attempt reaches the overlap.
     """
     pending = [seed for seed in seeds if not pair_path(out, seed, models).exists()]
     write = partial(write_pair, out, models=models)
@@ -55,7 +55,7 @@ def _render_animation(out: Path, count: int, path: Path) -> int:
 
 
 def load_models(folder: Path | None) -> Sequence[AnimatedModel]:
-    """The models of a folder, with a line on stderr for each that was skipped; none without a folder."""
+    """The models of a folder, with a line on stderr for each skipped one; empty without a folder."""
     if folder is None:
         return ()
     if not folder.is_dir():
@@ -105,5 +105,5 @@ def write_pair(out: Path, seed: int, models: Sequence[AnimatedModel] = ()) -> Pa
 
 
 def _progress(results: Iterator[Result], total: int) -> Iterable[Result]:
-    """The results behind a progress bar."""
+    """Iterate over the results with a progress bar."""
     return tqdm(results, total=total, unit="pair", file=sys.stderr)

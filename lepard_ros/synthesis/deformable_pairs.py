@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Deformable pairs: a motion at two moments, each seen by a depth camera from its own viewpoint."""
+"""Deformable pairs: a motion at two times, each seen by a depth camera from its own viewpoint."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,9 +31,12 @@ ATTEMPTS = 8
 NOT_HIT = 0xFFFFFFFF
 
 
-class Sight(NamedTuple):
-    """What a perfect camera saw of a mesh: depth (H, W) metres, inf for nothing; triangle (H, W), -1 for nothing;
-    corners (H, W, 2), the weights of the triangle's second and third corner; cosine (H, W) of the incidence angle."""
+class Rendering(NamedTuple):
+    """Output of the ray caster for a mesh.
+
+    depth: (H, W) metres, inf for no hit. triangle: (H, W), -1 for no hit. corners: (H, W, 2) barycentric weights of the
+    triangle's second and third corner. cosine: (H, W) of the incidence angle.
+    """
 
     depth: FloatArray
     triangle: IntArray
@@ -43,9 +46,9 @@ class Sight(NamedTuple):
 
 @dataclass(frozen=True)
 class Moments:
-    """One scene at two moments: the same triangles (T, 3) over vertices (V, 3) now and later, metres in the world.
+    """One scene at two times: the same triangles (T, 3) over vertices (V, 3) now and later, metres in the world.
 
-    The first `body` triangles move; the others are clutter, which stays.
+    The first `body` triangles move; the others are static clutter.
     """
 
     triangles: IntArray
@@ -56,7 +59,7 @@ class Moments:
 
 @lru_cache(maxsize=1)
 def _open3d() -> ModuleType:
-    """Open3D, imported once: finding its system libraries takes longer than casting the rays of an image."""
+    """Open3D, imported once: locating its system libraries takes longer than rendering an image."""
     return import_open3d()
 
 
@@ -69,8 +72,8 @@ class RayScene:
         tensor = self._o3d.core.Tensor
         self._scene.add_triangles(tensor(vertices.astype(np.float32)), tensor(triangles.astype(np.uint32)))
 
-    def look(self, camera: Camera, pose: FloatArray) -> Sight:
-        """One ray a pixel from a camera at `pose` (4, 4), camera to world."""
+    def look(self, camera: Camera, pose: FloatArray) -> Rendering:
+        """Cast one ray per pixel from a camera at `pose` (4, 4), camera to world."""
         directions = camera.rays() @ pose[:3, :3].T.astype(np.float32)
         origin = np.broadcast_to(pose[:3, 3].astype(np.float32), directions.shape)
         rays = self._o3d.core.Tensor(np.concatenate([origin, directions], axis=-1))
@@ -79,7 +82,7 @@ class RayScene:
         triangle[triangle == NOT_HIT] = -1
         along = np.abs(np.einsum("hwc,hwc->hw", hits["primitive_normals"].numpy(), directions))
         cosine = along / np.linalg.norm(directions, axis=-1)
-        return Sight(hits["t_hit"].numpy(), triangle, hits["primitive_uvs"].numpy(), cosine)
+        return Rendering(hits["t_hit"].numpy(), triangle, hits["primitive_uvs"].numpy(), cosine)
 
     def sees(self, eye: FloatArray, points: FloatArray) -> NDArray[np.bool_]:
         """Which points (N, 3) of the mesh are visible from an eye (3,): (N,)."""
@@ -89,10 +92,10 @@ class RayScene:
 
 
 def make_pair(motion: Motion, rng: Generator, overlap: float, clean: bool = False) -> DeformablePair | None:
-    """Two moments of a motion from two viewpoints that share about `overlap` of the source.
+    """Render two times of a motion from two viewpoints with an overlap of about `overlap`.
 
     clean: as in 4DMatch, without clutter and sensor noise; otherwise some pairs have both.
-    Returns None if no pair of views comes close; the final overlap must lie between 0.12 and 0.98.
+    Returns None if no pair of views is suitable; the final overlap must lie between 0.12 and 0.98.
     """
     for _ in range(ATTEMPTS):
         moments = gather_scene(motion, rng, 0.0 if clean else CLUTTER_CHANCE)
@@ -106,7 +109,7 @@ def make_pair(motion: Motion, rng: Generator, overlap: float, clean: bool = Fals
 
 
 def gather_scene(motion: Motion, rng: Generator, clutter_chance: float) -> Moments:
-    """The first and last moment of the motion, sometimes with clutter."""
+    """The start and the end of the motion, sometimes with clutter."""
     before, after, triangles = motion.at(0.0), motion.at(1.0), np.asarray(motion.triangles)
     body = len(triangles)
     if rng.random() < clutter_chance:
@@ -117,7 +120,7 @@ def gather_scene(motion: Motion, rng: Generator, clutter_chance: float) -> Momen
 
 
 def clutter(rng: Generator, low: FloatArray, high: FloatArray) -> tuple[FloatArray, IntArray]:
-    """A piece of floor (half of the time) and a few boxes around an object between the corners `low` and `high`."""
+    """A piece of floor (in half of the cases) and a few boxes around an object with the bounds `low` and `high`."""
     centre, reach = (low + high) / 2, float(np.linalg.norm(high - low) / 2)
     boxes = []
     if rng.random() < 0.5:
@@ -135,7 +138,7 @@ def clutter(rng: Generator, low: FloatArray, high: FloatArray) -> tuple[FloatArr
 
 
 def _box(centre: FloatArray, half: FloatArray, turn: float) -> tuple[FloatArray, IntArray]:
-    """A box of half sizes (3,), turned about y."""
+    """A box with half sizes (3,), rotated about y."""
     corners = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)]) * half
     cosine, sine = np.cos(turn), np.sin(turn)
     rotated = corners @ np.array([[cosine, 0, -sine], [0, 1, 0], [sine, 0, cosine]])
@@ -144,7 +147,7 @@ def _box(centre: FloatArray, half: FloatArray, turn: float) -> tuple[FloatArray,
 
 
 def random_close_sensor(rng: Generator) -> DepthSensor:
-    """A depth camera for objects of one or two metres: several times finer than one for rooms."""
+    """A depth camera for objects of one or two metres: several times more precise than one for rooms."""
     focal = rng.uniform(400, 580)
     return DepthSensor(
         Camera(480, 430, focal, focal, 239.5, 214.5),
@@ -173,7 +176,7 @@ def look_at(eye: FloatArray, centre: FloatArray, roll: float) -> FloatArray:
 
 
 def random_view(box: FloatArray, camera: Camera, rng: Generator, azimuth: float, elevation: float) -> FloatArray:
-    """A camera pose (4, 4) from which an object between the corners of `box` (2, 3) roughly fills the image."""
+    """A camera pose (4, 4) from which an object with the bounds `box` (2, 3) roughly fills the image."""
     centre = (box[0] + box[1]) / 2
     radius = float(np.linalg.norm(box[1] - box[0])) / 2
     fitting = radius * camera.fy / (camera.height / 2)
@@ -186,7 +189,7 @@ def random_view(box: FloatArray, camera: Camera, rng: Generator, azimuth: float,
 def _choose_views(
     moments: Moments, scenes: tuple[RayScene, RayScene], camera: Camera, rng: Generator, overlap: float
 ) -> tuple[FloatArray, FloatArray]:
-    """Camera poses for the two moments whose views have about the wanted overlap."""
+    """Camera poses for the two times whose views have about the requested overlap."""
     used = np.unique(moments.triangles[: moments.body])
     before, after = moments.before[used], moments.after[used]
     azimuth, elevation = rng.uniform(0, 2 * np.pi), np.radians(rng.uniform(-15, 50))
@@ -195,7 +198,7 @@ def _choose_views(
     sample = rng.choice(len(used), min(1500, len(used)), replace=False)
     seen = sample[scenes[0].sees(first[:3, 3], before[sample])]
     best, smallest = first, np.inf
-    for reach in rng.choice([1.0, 0.25], CANDIDATE_CAMERAS):  # near views, too, for the high overlaps
+    for reach in rng.choice([1.0, 0.25], CANDIDATE_CAMERAS):  # also nearby views, for high overlaps
         turn, tilt = reach * rng.uniform(-1, 1, 2) * np.radians([105, 65])
         rise = np.clip(elevation + tilt, *np.radians([-15, 50]))
         pose = random_view(boxes[1], camera, rng, azimuth + turn, rise)
@@ -214,36 +217,38 @@ def _observe_pair(
     rng: Generator,
 ) -> DeformablePair | None:
     """Both clouds with ground truth, or None if a camera saw too little of the body."""
-    sights = [scene.look(sensor.camera, pose) for scene, pose in zip(scenes, poses, strict=True)]
-    depths = [measure(sight, sensor, noisy, rng) for sight in sights]
-    on_body = [np.sum((d > 0) & (s.triangle < moments.body)) for d, s in zip(depths, sights, strict=True)]
+    renderings = [scene.look(sensor.camera, pose) for scene, pose in zip(scenes, poses, strict=True)]
+    depths = [measure(rendering, sensor, noisy, rng) for rendering in renderings]
+    on_body = [np.sum((d > 0) & (s.triangle < moments.body)) for d, s in zip(depths, renderings, strict=True)]
     if min(on_body) < MIN_POINTS:
         return None
     seen = depths[0] > 0
-    now, later = (at_hits(vertices, moments.triangles, sights[0], seen) for vertices in (moments.before, moments.after))
+    now, later = (
+        at_hits(vertices, moments.triangles, renderings[0], seen) for vertices in (moments.before, moments.after)
+    )
     flow = (later - now) @ poses[0][:3, :3]
     source, source_flow = thin_out(depth_to_points(depths[0], sensor.camera)[seen], flow)
     target, _ = thin_out(depth_to_points(depths[1], sensor.camera)[depths[1] > 0])
     return assemble_pair(source, target, source_flow, invert(poses[1]) @ poses[0], rng)
 
 
-def measure(sight: Sight, sensor: DepthSensor, noisy: bool, rng: Generator) -> FloatArray:
-    """The depth image (H, W) of a sight, metres, 0 where nothing was measured; without noise rounded to millimetres.
+def measure(rendering: Rendering, sensor: DepthSensor, noisy: bool, rng: Generator) -> FloatArray:
+    """The depth image (H, W) of a rendering, metres, 0 without a measurement; noise-free depth has steps of 1 mm.
 
-    Pixels that took their depth from another surface are dropped: their ground truth would be wrong.
+    Pixels whose noise took the depth of another surface are dropped: their ground truth would be wrong.
     """
     if not noisy:
-        return np.where(np.isfinite(sight.depth), np.round(sight.depth, 3), 0.0)
-    view = View(sight.depth, np.empty(0), sight.cosine, np.minimum(sight.triangle, 0))
+        return np.where(np.isfinite(rendering.depth), np.round(rendering.depth, 3), 0.0)
+    view = View(rendering.depth, np.empty(0), rendering.cosine, np.minimum(rendering.triangle, 0))
     measured = observe(rng, sensor, view, np.array([0.02]))
-    own = np.abs(measured - sight.depth) < MAX_NOISE
-    return np.where(own & (sight.triangle >= 0), measured, 0.0)
+    own = np.abs(measured - rendering.depth) < MAX_NOISE
+    return np.where(own & (rendering.triangle >= 0), measured, 0.0)
 
 
-def at_hits(vertices: FloatArray, triangles: IntArray, sight: Sight, seen: NDArray[np.bool_]) -> FloatArray:
-    """Where the points hit by the `seen` (H, W) pixels are when the mesh has these vertices: (N, 3)."""
-    corners = vertices[triangles[sight.triangle[seen]]]
-    second, third = sight.corners[seen].T
+def at_hits(vertices: FloatArray, triangles: IntArray, rendering: Rendering, seen: NDArray[np.bool_]) -> FloatArray:
+    """Positions (N, 3), for given vertices of the mesh, of the points hit by the `seen` (H, W) pixels."""
+    corners = vertices[triangles[rendering.triangle[seen]]]
+    second, third = rendering.corners[seen].T
     return np.einsum("nk,nkc->nc", np.stack([1 - second - third, second, third], axis=1), corners)
 
 

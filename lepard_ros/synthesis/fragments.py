@@ -18,9 +18,9 @@ from lepard_ros.synthesis.sensor import DepthSensor, Scene, look, observe, pinho
 GRID = 0.025  # metres
 SINGLE, FUSED = 0, 1
 FUSED_WIDTH, SINGLE_WIDTH, PREVIEW_WIDTH = 160, 320, 24  # pixels
-FUSED_FRAMES = 9  # stand for about fifty: more would only average the noise further
+FUSED_FRAMES = 9  # represents about fifty frames: more would only average the noise further
 PREVIEW_POSES = 3
-# Scanning software fuses into a cube in front of the first camera; the public fragments are cut by its faces.
+# Scanning software fuses frames in a cube in front of the first camera; its faces crop the public fragments.
 VOLUME_LOW, VOLUME_HIGH = np.array([-1.5, -1.5, 0.5]), np.array([1.5, 1.5, 3.5])
 
 
@@ -60,7 +60,7 @@ def camera_pose(position: FloatArray, yaw: float, pitch: float, roll: float) -> 
 
 
 def hand_held_path(rng: Generator, start: FloatArray, frames: int, travel: float, turn: float) -> FloatArray:
-    """Smooth camera poses (F, 4, 4) from `start`: about `travel` metres and `turn` radians, with a hand's wobble."""
+    """Smooth camera poses (F, 4, 4) from `start`: about `travel` metres and `turn` radians, with hand shake."""
     time = np.linspace(0, 1, frames)[:, None]
     sweep = rng.normal(size=(2, 3)) * np.array([[1.0, 0.4, 0.7], [0.5, 1.0, 0.25]])
     sweep /= np.linalg.norm(sweep, axis=1, keepdims=True)
@@ -74,7 +74,7 @@ def hand_held_path(rng: Generator, start: FloatArray, frames: int, travel: float
 
 
 def random_shots(rng: Generator, room: Room, scene: Scene, count: int) -> list[Shot]:
-    """Candidates: new viewpoints, and small moves from earlier ones so that some pairs have high overlap."""
+    """Candidate shots: new viewpoints, and small motions from earlier ones, so that some pairs have high overlap."""
     shots: list[Shot] = []
     positions = rng.uniform(room.low, room.high, (count * 6, 3))
     positions = positions[scene.clearance(positions) > 0.35][:count]
@@ -110,8 +110,11 @@ def _moved(rng: Generator, pose: FloatArray, reach: float) -> FloatArray:
 
 @dataclass(frozen=True)
 class Thumbnails:
-    """Small pictures of S shots. points, normals: (S, P, 3) in the room. seen: (S, P) what the sensor sees.
-    detail: (S,) share of neighbouring pixels that lie on different surfaces."""
+    """Small images of S shots.
+
+    points, normals: (S, P, 3) in the room. seen: (S, P) mask of visible points. detail: (S,) share of neighbouring
+    pixels that lie on different surfaces.
+    """
 
     points: FloatArray
     normals: FloatArray
@@ -175,7 +178,7 @@ def take(
 
 
 def _placed(depth: FloatArray, normals: FloatArray, camera: Camera, pose: FloatArray) -> FloatArray:
-    """The seen points of a depth image moved by pose (4, 4), with their normals as they are: (N, 6)."""
+    """The valid points of a depth image, moved by a pose (4, 4), with unchanged normals: (N, 6)."""
     seen = depth > 0
     points = depth_to_points(depth, camera)[seen]
     placed = points @ pose[:3, :3].T.astype(np.float32) + pose[:3, 3].astype(np.float32)

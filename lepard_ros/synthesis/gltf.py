@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Skinned, animated models from glTF 2.0 files: geometry, skeleton, skin, clips. Materials and morphs are left out."""
+"""Skinned, animated models from glTF 2.0 files: geometry, skeleton, skin, clips. Materials and morphs are ignored."""
 
 import base64
 import binascii
@@ -50,7 +50,7 @@ class AnimatedModel:
     clips: tuple[Clip, ...]
 
     def pose(self, clip: Clip, time: float) -> Pose:
-        """The pose of a clip at `time` seconds; joints that the clip leaves alone stay at rest."""
+        """The pose of a clip at `time` seconds; joints without a channel keep their rest pose."""
         arrays = {name: np.array(values) for name, values in self.rest._asdict().items()}
         for channel in clip.channels:
             arrays[channel.quantity][channel.joint] = sample_channel(channel, time)
@@ -58,7 +58,7 @@ class AnimatedModel:
 
 
 class GltfFile:
-    """The JSON tree of a glTF file with its binary buffers. Indexing errors become one sentence in `read_model`."""
+    """The JSON tree of a glTF file with its binary buffers. `read_model` converts indexing errors to InputError."""
 
     def __init__(self, path: Path) -> None:
         content = path.read_bytes()
@@ -95,7 +95,7 @@ class GltfFile:
 def read_model(path: str | Path) -> AnimatedModel:
     """Read a skinned model from a .glb or .gltf file.
 
-    Raises InputError for what is not such a file, has no skinned triangles, or holds skin weights that are not numbers.
+    Raises InputError if the file is not glTF, has no skinned triangles, or has skin weights that are not finite.
     """
     path = Path(path)
     try:
@@ -109,7 +109,7 @@ def read_model(path: str | Path) -> AnimatedModel:
 
 
 def read_models(folder: str | Path) -> tuple[list[AnimatedModel], list[str]]:
-    """All usable models below a folder, by path, and a sentence for each one that was skipped."""
+    """All usable models below a folder, sorted by path, and a message for each skipped one."""
     models, skipped = [], []
     for path in sorted(Path(folder).rglob("*.gl[bt]*")):
         try:
@@ -154,7 +154,7 @@ def _load_buffer(buffer: dict[str, Any], embedded: bytes, path: Path) -> bytes:
         try:
             return base64.b64decode(uri.split(",", 1)[1])
         except binascii.Error as error:
-            raise InputError("a data URI holds broken base64: export the file again.") from error
+            raise InputError("a data URI holds invalid base64: export the file again.") from error
     if Path(uri).is_absolute() or ".." in Path(uri).parts:
         raise InputError(f"the buffer {uri!r} lies outside the model's folder: put it beside the model.")
     return (path.parent / uri).read_bytes()
@@ -226,7 +226,7 @@ def _build_mesh(file: GltfFile, place: dict[int, int], parents: NDArray[np.int64
     binds = np.concatenate([_inverse_binds(file, skin) for skin in skins])
     faces = np.concatenate(triangles)
     if faces.min() < 0 or faces.max() >= count:
-        raise InputError("a triangle names a vertex that does not exist: export the file again.")
+        raise InputError("a triangle refers to a missing vertex: export the file again.")
     return SkinnedMesh(np.concatenate(vertices), faces, parents, bones, binds, np.concatenate(weights))
 
 
@@ -245,7 +245,7 @@ def _read_primitive(
     vertices = file.array(attributes["POSITION"]).astype(float)
     joints, shares = file.array(attributes["JOINTS_0"]).astype(np.int64), file.array(attributes["WEIGHTS_0"])
     if not (np.isfinite(shares).all() and np.isfinite(vertices).all()):
-        raise InputError("skin weights or vertices hold values that are not numbers: repair or leave out the model.")
+        raise InputError("skin weights or vertices are not finite: repair or remove the model.")
     dense = np.zeros((len(vertices), total))
     np.add.at(dense, (np.arange(len(vertices))[:, None], first + joints), shares)
     sums = dense.sum(axis=1, keepdims=True)
@@ -272,6 +272,6 @@ def _read_clips(file: GltfFile, place: dict[int, int]) -> tuple[Clip, ...]:
 def _read_channel(file: GltfFile, sampler: dict[str, Any], target: dict[str, Any], place: dict[int, int]) -> Channel:
     times, values = file.array(sampler["input"]).astype(float), file.array(sampler["output"]).astype(float)
     mode = sampler.get("interpolation", "LINEAR")
-    if mode == "CUBICSPLINE":  # in-tangent, value, out-tangent: the values alone are close enough between dense keys
+    if mode == "CUBICSPLINE":  # in-tangent, value, out-tangent: with dense keys the values alone are accurate enough
         values = values.reshape(len(times), 3, -1)[:, 1]
     return Channel(place[target["node"]], target["path"], times, values, mode == "STEP")

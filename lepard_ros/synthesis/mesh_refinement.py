@@ -10,14 +10,14 @@ from scipy.sparse import coo_matrix, csr_matrix
 from lepard_ros.geometry.arrays import FloatArray, IntArray
 from lepard_ros.synthesis.skinning import SkinnedMesh
 
-# Taubin's pair: the second, negative step undoes the shrinking of the first.
+# Taubin smoothing: the second, negative step compensates for the shrinkage of the first.
 SMOOTHING_STEPS = (0.5, -0.53)
 
 
 def refine(mesh: SkinnedMesh, rounds: int, smoothing: int) -> SkinnedMesh:
     """Weld the mesh, split every triangle in four `rounds` times, smoothing `smoothing` times after each split.
 
-    Skin weights are carried along as if they were coordinates, so the finer mesh follows the same skeleton.
+    Skin weights are interpolated like coordinates, so the finer mesh follows the same skeleton.
     """
     values, triangles = weld(np.concatenate([mesh.vertices, mesh.weights], axis=1), mesh.triangles)
     for _ in range(rounds):
@@ -29,9 +29,9 @@ def refine(mesh: SkinnedMesh, rounds: int, smoothing: int) -> SkinnedMesh:
 
 
 def weld(values: FloatArray, triangles: IntArray, digits: int = 4) -> tuple[FloatArray, IntArray]:
-    """Join vertices at one place (the first three columns of `values` (V, C)), averaging the other columns.
+    """Merge vertices at one position (the first three columns of `values` (V, C)); the other columns are averaged.
 
-    Exporters split a vertex where normals or materials differ. `digits`: places kept, relative to the mesh's size.
+    Exporters split a vertex where normals or materials differ. `digits`: decimal places, relative to the mesh size.
     """
     size = np.ptp(values[:, :3], axis=0).max()
     keys = np.round(values[:, :3] / size * 10**digits).astype(np.int64)
@@ -45,7 +45,7 @@ def weld(values: FloatArray, triangles: IntArray, digits: int = 4) -> tuple[Floa
 
 
 def subdivide(values: FloatArray, triangles: IntArray) -> tuple[FloatArray, IntArray]:
-    """Split every triangle in four at the middles of its edges; `values` (V, C) are averaged there."""
+    """Split every triangle in four at the midpoints of its edges; `values` (V, C) are averaged there."""
     corners = np.sort(triangles[:, [[0, 1], [1, 2], [2, 0]]], axis=2).reshape(-1, 2).astype(np.int64)
     keys, edge_of = np.unique(corners[:, 0] * len(values) + corners[:, 1], return_inverse=True)
     edges = np.stack(np.divmod(keys, len(values)), axis=1)
@@ -57,13 +57,13 @@ def subdivide(values: FloatArray, triangles: IntArray) -> tuple[FloatArray, IntA
 
 
 def smooth(values: FloatArray, triangles: IntArray, iterations: int) -> FloatArray:
-    """Taubin smoothing of all columns of `values` (V, C); vertices on an open border stay."""
+    """Taubin smoothing of all columns of `values` (V, C); vertices on an open border do not move."""
     count = len(values)
     ends = np.concatenate([triangles[:, [0, 1]], triangles[:, [1, 2]], triangles[:, [2, 0]]])
     directed = coo_matrix((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), (count, count)).tocsr()
     links = ((directed + directed.T) > 0).astype(float)
     degree = links.sum(axis=1).A
-    # An inner edge is walked once each way; a border edge only one way.
+    # An inner edge occurs once in each direction; a border edge in only one.
     border = np.abs(directed - directed.T).sum(axis=1).A > 0
     free = np.where(border | (degree == 0), 0.0, 1.0)
     for _ in range(iterations):
@@ -76,7 +76,7 @@ def surface_of_field(field: FloatArray, origin: FloatArray, spacing: float) -> t
     """The zero surface of a sampled signed distance (X, Y, Z), negative inside, by surface nets.
 
     Every cell that the surface crosses gets one vertex, the mean of the crossings of its edges; every crossed grid edge
-    joins the four cells around it. Returns vertices (V, 3) and triangles (T, 3) that look outwards.
+    joins the four cells around it. Returns vertices (V, 3) and triangles (T, 3) that face outwards.
     """
     totals = np.zeros((*(np.array(field.shape) - 1), 3))
     counts = np.zeros(np.array(field.shape) - 1)
@@ -99,7 +99,7 @@ def surface_of_field(field: FloatArray, origin: FloatArray, spacing: float) -> t
 
 
 def _edge_crossings(field: FloatArray, axis: int) -> tuple[IntArray, FloatArray, NDArray[np.bool_]]:
-    """Grid edges along `axis` that the surface crosses: lower ends (E, 3), where (E,), and whether upwards is out."""
+    """Grid edges along `axis` that the surface crosses: lower ends (E, 3), positions (E,), whether up is outside."""
     low = np.moveaxis(np.moveaxis(field, axis, 0)[:-1], 0, axis)
     high = np.moveaxis(np.moveaxis(field, axis, 0)[1:], 0, axis)
     ends = np.argwhere((low < 0) != (high < 0))
@@ -113,7 +113,7 @@ def _edge_crossings(field: FloatArray, axis: int) -> tuple[IntArray, FloatArray,
 
 
 def _cells_around(axis: int) -> IntArray:
-    """Offsets from an edge's lower end back to the four cells around it, in turning order about `axis`: (4, 3)."""
+    """Offsets (4, 3) from an edge's lower end to the four cells around it, in order of rotation about `axis`."""
     shifts = np.zeros((4, 3), int)
     shifts[:, (axis + 1) % 3] = (0, 1, 1, 0)
     shifts[:, (axis + 2) % 3] = (0, 0, 1, 1)
@@ -121,6 +121,6 @@ def _cells_around(axis: int) -> IntArray:
 
 
 def _edge_quads(number: IntArray, axis: int, ends: IntArray, outwards: NDArray[np.bool_]) -> IntArray:
-    """The vertices of the four cells around each crossed edge, turning so that the quad looks outwards: (E, 4)."""
+    """The vertices (E, 4) of the four cells around each crossed edge, ordered so that the quad faces outwards."""
     quads = np.stack([number[tuple((ends - shift).T)] for shift in _cells_around(axis)], axis=1)
     return np.where(outwards[:, None], quads, quads[:, ::-1])

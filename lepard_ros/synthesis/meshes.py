@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from lepard_ros.errors import InputError
 from lepard_ros.geometry.arrays import Generator
 
-MAX_FOOTPRINT = 3.3  # metres: a longer piece (a shop front, a road barrier) does not fit a room
+MAX_FOOTPRINT = 3.3  # metres: longer objects (a shop front, a road barrier) do not fit into a room
 
 
 class Mesh(NamedTuple):
@@ -26,17 +26,17 @@ class Mesh(NamedTuple):
         return np.ptp(self.vertices, axis=0)
 
     def scaled(self, factor: float | NDArray[np.floating]) -> "Mesh":
-        """The mesh stretched about its origin by one factor or three."""
+        """The mesh scaled about its origin by one factor or three."""
         return Mesh((self.vertices * factor).astype(np.float32), self.faces)
 
     def placed(self, at: NDArray[np.floating] | tuple[float, float, float], yaw: float = 0.0) -> "Mesh":
-        """The mesh turned about z by yaw (radians) and moved so that its origin lies at `at` (metres)."""
+        """The mesh rotated about z by yaw (radians), with its origin moved to `at` (metres)."""
         c, s = np.cos(yaw), np.sin(yaw)
         turn = np.array([[c, -s, 0], [s, c, 0], [0, 0, 1]])
         return Mesh((self.vertices @ turn.T + np.asarray(at)).astype(np.float32), self.faces)
 
     def turned(self, rotation: NDArray[np.floating]) -> "Mesh":
-        """The mesh turned by a (3, 3) rotation and set down on z = 0, centred in x and y."""
+        """The mesh rotated by (3, 3) and placed on z = 0, centred in x and y."""
         return standing(Mesh((self.vertices @ rotation.T).astype(np.float32), self.faces))
 
 
@@ -48,7 +48,7 @@ def standing(mesh: Mesh) -> Mesh:
 
 
 def merge(meshes: list[Mesh]) -> Mesh:
-    """One mesh of many."""
+    """Merge meshes into one."""
     starts = np.cumsum([0] + [len(mesh.vertices) for mesh in meshes[:-1]])
     faces = [mesh.faces + start for mesh, start in zip(meshes, starts, strict=True)]
     return Mesh(np.concatenate([mesh.vertices for mesh in meshes]), np.concatenate(faces).astype(np.int32))
@@ -120,7 +120,7 @@ def blob(rng: Generator, size: NDArray[np.floating], roughness: float = 0.25) ->
 class MeshLibrary:
     """Objects to furnish rooms with, by where they go, and whole buildings.
 
-    floor: furniture. clutter: small things that stand on others. wall, ceiling: what hangs there (back towards +y).
+    floor: furniture. clutter: small objects that stand on others. wall, ceiling: hanging objects (back towards +y).
     """
 
     floor: list[Mesh] = field(default_factory=list)
@@ -131,9 +131,9 @@ class MeshLibrary:
 
 
 def load_library(directory: Path | None) -> MeshLibrary:
-    """The meshes of a folder: every packed .npz (`verts`, `faces`, offsets) is objects, every `v`, `f` one a building.
+    """The meshes of a folder: a packed .npz (`verts`, `faces`, offsets) holds objects, one with `v`, `f` a building.
 
-    Without a folder the library is empty and rooms are furnished with procedural pieces only.
+    Without a folder the library is empty, and rooms get procedural furniture only.
     """
     library = MeshLibrary()
     if directory is None:
@@ -154,7 +154,7 @@ def _add_file(library: MeshLibrary, arrays: dict[str, NDArray[Any]], path: Path)
         return
     if not {"verts", "faces", "vert_offset", "face_offset"} <= arrays.keys():
         raise InputError(
-            f"{path} holds neither `v`, `f` nor `verts`, `faces`, `vert_offset`, `face_offset`; move it away."
+            f"{path} holds neither `v`, `f` nor `verts`, `faces`, `vert_offset`, `face_offset`; remove it."
         )
     names = arrays.get("names", np.array([""] * (len(arrays["vert_offset"]) - 1)))
     sources = arrays.get("source", np.array([""] * len(names)))
@@ -167,7 +167,7 @@ def _add_file(library: MeshLibrary, arrays: dict[str, NDArray[Any]], path: Path)
 
 
 def _add_object(library: MeshLibrary, mesh: Mesh, name: str) -> None:
-    """Decide by name and size where an object goes; what does not fit a room is left out."""
+    """Sort an object by name and size; objects that do not fit into a room are skipped."""
     size = mesh.size
     if size[:2].max() > MAX_FOOTPRINT or size[2] > MAX_FOOTPRINT:
         return
@@ -182,6 +182,6 @@ def _add_object(library: MeshLibrary, mesh: Mesh, name: str) -> None:
 
 
 def _building(vertices: NDArray[np.floating], faces: NDArray[np.integer]) -> Mesh:
-    """A whole building without stray geometry far away from it."""
+    """A whole building, without stray geometry far away."""
     near = np.abs(vertices).max(axis=1) < 100
     return Mesh(vertices.astype(np.float32), faces[near[faces].all(axis=1)].astype(np.int32))

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Random motions of random objects: the one interface that pairs and sequences use."""
+"""Random motions of random objects: the common interface for pairs and sequences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from lepard_ros.synthesis.gltf import AnimatedModel
 from lepard_ros.synthesis.mesh_refinement import refine
 from lepard_ros.synthesis.skinning import Pose, SkinnedMesh, blend_poses, turn_joints
 
-# How often each kind is drawn; "model" only where glTF models are given.
+# Sampling weight of each kind; "model" only if glTF models are given.
 KINDS = {
     "biped": 0.31,
     "quadruped": 0.14,
@@ -30,10 +30,10 @@ KINDS = {
     "model": 0.30,
 }
 UPRIGHT = {"biped", "quadruped", "centaur", "crawler", "model"}
-# For validation only: no other model has the alpaca's shape, and the dog has relatives to be compared with.
+# For validation only: the alpaca's shape is unique among the models, and the dog resembles others.
 HELD_OUT_MODELS = ("Alpaca", "ShibaInu")
 WAVES = 5
-MAX_STRETCH = 2.0  # of a mesh's edges between two poses; more is a torn skin
+MAX_STRETCH = 2.0  # of a mesh's edges between two poses; above, the skin is torn
 
 
 class Motion(Protocol):
@@ -49,7 +49,7 @@ class Motion(Protocol):
 
 @dataclass(frozen=True)
 class PosedMotion:
-    """A skinned mesh that goes through key poses."""
+    """A skinned mesh that moves through key poses."""
 
     mesh: SkinnedMesh
     poses: Sequence[Pose]
@@ -67,7 +67,7 @@ class PosedMotion:
 
 @dataclass(frozen=True)
 class BentMotion:
-    """An object without a skeleton that goes through key deformations. waves: (3, W), see `deform`."""
+    """An object without a skeleton that moves through key deformations. waves: (3, W), see `deform`."""
 
     vertices: FloatArray
     triangles: IntArray
@@ -82,7 +82,7 @@ class BentMotion:
 
 @dataclass(frozen=True)
 class PlacedMotion:
-    """A motion scaled to metres and put into the world.
+    """A motion scaled to metres and placed in the world.
 
     at(t) = Rotation(t * turn) (stretch * (motion.at(t) - centre)) + t * shift, all after the fixed rotation `tilt`.
     """
@@ -114,8 +114,8 @@ def _between_keys(time: float, keys: int) -> tuple[int, float]:
 
 
 def random_motion(kind: str, rng: Generator, model: AnimatedModel | None = None, keys: int = 2) -> PlacedMotion:
-    """A motion through `keys` random moments of a new random object; `kind` as in KINDS, with the model for "model"."""
-    strength = 1.0 - 0.75 * rng.random() ** 1.5  # large motions are the harder and the more common case
+    """A motion through `keys` random key poses of a random object; `kind` as in KINDS, with a model for "model"."""
+    strength = 1.0 - 0.75 * rng.random() ** 1.5  # favours large motions, which are harder
     if kind == "model":
         if model is None:
             raise ValueError("the kind 'model' needs a model")
@@ -151,7 +151,7 @@ def boneless_motion(kind: str, rng: Generator, keys: int, strength: float) -> Be
 
 
 def model_motion(model: AnimatedModel, rng: Generator, keys: int, strength: float) -> PosedMotion:
-    """A glTF model in `keys` moments of its clips, with other proportions and a little extra bending."""
+    """A glTF model in `keys` poses from its clips, with varied proportions and some extra bending."""
     mesh = _refined(model, int(rng.integers(0, 3)))
     lengths = rng.uniform(0.9, 1.12, (len(model.mesh.parents), 1))
     one_clip = model.clips[rng.integers(len(model.clips))] if rng.random() < 0.25 else None
@@ -166,7 +166,7 @@ def model_motion(model: AnimatedModel, rng: Generator, keys: int, strength: floa
         0.5,
         0.25,
         0.0,
-    ):  # some skeletons tear when they are bent beyond their clips: then bend them less
+    ):  # some skins tear when bent beyond their clips: reduce the bending
         stretch = 1 + share * (lengths - 1)
         loose = [Rotation.from_rotvec(share * turn) for turn in turns]
         poses = [
@@ -184,7 +184,7 @@ def _refined(model: AnimatedModel, smoothing: int) -> SkinnedMesh:
 
 
 def _tears(motion: PosedMotion) -> bool:
-    """Whether a visible share of the edges is stretched too far between the first and the other key poses."""
+    """Whether a visible share of the edges is overstretched between the first and the other key poses."""
     triangles = motion.triangles
     first = motion.mesh.posed(motion.poses[0])
     scale = np.ptp(first, axis=0).max()
@@ -200,7 +200,7 @@ def _tears(motion: PosedMotion) -> bool:
 
 
 def place_motion(motion: Motion, rng: Generator, upright: bool) -> PlacedMotion:
-    """Scale a motion to about 1.6 m (0.7 to 2.4), vary its proportions, and give it a pose and a path."""
+    """Scale a motion to about 1.6 m (0.7 to 2.4), vary its proportions, and add a pose and a path."""
     start = motion.at(0.0)
     low, high = start.min(axis=0), start.max(axis=0)
     size = 1.6 * np.clip(np.exp(rng.normal(0, 0.22)), 0.45, 1.5)

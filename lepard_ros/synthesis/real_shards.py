@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Real depth data as training shards: recordings with poses, refined, and single views rendered from elsewhere."""
+"""Training shards from real depth data: recordings with refined poses, and single clouds re-rendered from new views."""
 
 import logging
 from collections.abc import Iterator
@@ -23,20 +23,20 @@ from lepard_ros.synthesis.shards import Shard, pack, room_path, save_room
 
 logger = logging.getLogger(__name__)
 
-FAR = 4.5  # metres: beyond it a Kinect's noise is larger than the grid
+FAR = 4.5  # metres: beyond, the noise of a Kinect exceeds the grid size
 STEP_BETWEEN_HUBS = 3  # frames
 MAX_AROUND_HUB = 11
 VIEWS = 8
-ROOM_EXTENT = 2.5  # metres: smaller scenes (a table top, a shelf bin) are enlarged towards it, three times at most
-# What an alignment must fulfil to count as the truth of a pair.
+ROOM_EXTENT = 2.5  # metres: smaller scenes (a table top, a shelf bin) are scaled up to it, by a factor of 3 at most
+# Requirements for an alignment to serve as the ground truth of a pair.
 MAX_CORRECTION = (0.2, np.radians(7))  # metres, radians from the recorded pose
-MAX_RESIDUAL = 0.015  # metres, median over the touching points
+MAX_RESIDUAL = 0.015  # metres, median over the inliers
 MIN_OVERLAP = 0.15
-MIN_HOLD = 0.02  # spread of the touching normals
+MIN_HOLD = 0.02  # spread of the normals at the inliers
 
 
 def write_real_shards(data: Path, out: Path) -> int:
-    """Write the shards of real data sets; says how many. Numbers start at 100: all of them are for training."""
+    """Write the shards of real data sets; returns their number. Seeds start at 100: all are for training."""
     out.mkdir(parents=True, exist_ok=True)
     written = 0
     for shard in tqdm(real_shards(data), desc="real rooms", unit="room"):
@@ -49,8 +49,8 @@ def write_real_shards(data: Path, out: Path) -> int:
 def real_shards(folder: Path) -> Iterator[Shard]:
     """All shards of the data sets below a folder.
 
-    A data set is a folder of its own: with `camera.txt`, `depth/*.png` and `poses.txt` a recording
-    (`recording_shards`); without poses, or with `*.npz` clouds (`xyz`), lone views (`lone_view_shard`).
+    Each data set has its own folder. With `camera.txt`, `depth/*.png` and `poses.txt` it is a recording
+    (`recording_shards`); without poses, or with `*.npz` clouds (`xyz`), it holds single views (`lone_view_shard`).
     """
     found = sorted(path for path in Path(folder).iterdir() if path.is_dir())
     if not found:
@@ -66,7 +66,7 @@ def real_shards(folder: Path) -> Iterator[Shard]:
 
 
 def _lone_clouds(data: Path) -> Iterator[FloatArray]:
-    """The clouds (N, 3) of a data set without poses, each in its sensor's frame."""
+    """The clouds (N, 3) of a data set without poses, each in its sensor frame."""
     for path in sorted(data.glob("*.npz")):
         with np.load(path, allow_pickle=False) as arrays:
             points = arrays["xyz"].astype(np.float32)
@@ -92,8 +92,8 @@ def _seen_points(depth: FloatArray, camera: Camera) -> FloatArray:
 def recording_shards(recording: Recording, rng: Generator) -> Iterator[Shard]:
     """Star-shaped groups: every few frames one is a hub; neighbouring frames that align to it reliably form its shard.
 
-    Recorded poses are only the initial guess: ICP aligns each frame to its hub. It is dropped unless the fit is sharp
-    and close to the recording, so a bad pose costs pairs and never gives a wrong one.
+    Recorded poses are only the initial guess: ICP aligns each frame to its hub. A frame is dropped unless the residual
+    is small and the result is close to the recorded pose, so a bad pose costs pairs but never yields a wrong one.
     """
     frames = [frame for frame in recording.frames() if frame.pose is not None]
     if not frames:
@@ -116,7 +116,7 @@ def recording_shards(recording: Recording, rng: Generator) -> Iterator[Shard]:
 
 
 def enlargement(points: FloatArray) -> float:
-    """The factor that scales a small scene (N, 3) to part of a room, so that the grid resolves its shapes."""
+    """The factor that scales a small scene (N, 3) up to room size, so that the grid resolves its shapes."""
     low, high = np.percentile(points, [5, 95], axis=0)
     return float(np.clip(ROOM_EXTENT / (high - low).max(), 1.0, 3.0))
 
@@ -147,14 +147,14 @@ def _surface(points: FloatArray) -> Surface:
     return Surface(centres, surface_normals(centres, 12), GRID)
 
 
-# ---------------------------------------------------------------- lone views
+# ---------------------------------------------------------------- single views
 
 
 def lone_view_shard(points: FloatArray, rng: Generator) -> Shard:
     """Exact pairs from one real cloud (N, 3): virtual cameras see parts of it, each with its own pixels and noise.
 
-    Each virtual camera keeps a random half of the points that it would see (its frustum, nothing hidden), so that two
-    of them share the surface and not the noise.
+    Each virtual camera keeps a random half of its visible points (inside the frustum, not occluded), so that two
+    cameras share the surface but not the noise.
     """
     enlarged = points * np.float32(enlargement(points))
     fragments = [virtual_view(enlarged, rng) for _ in range(VIEWS)]
@@ -162,7 +162,7 @@ def lone_view_shard(points: FloatArray, rng: Generator) -> Shard:
 
 
 def virtual_view(points: FloatArray, rng: Generator) -> Fragment:
-    """The cloud (N, 3) as a camera elsewhere sees it; the fragment's pose leads back to the cloud's frame."""
+    """The cloud (N, 3) seen from a new viewpoint; the fragment's pose maps it back to the cloud's frame."""
     aim = points[rng.integers(len(points))].astype(np.float64)
     pose = _virtual_pose(aim, rng)
     local = ((points - pose[:3, 3]) @ pose[:3, :3]).astype(np.float32)
@@ -175,13 +175,13 @@ def virtual_view(points: FloatArray, rng: Generator) -> Fragment:
 
 
 def _virtual_pose(aim: FloatArray, rng: Generator) -> FloatArray:
-    """A camera (4, 4) turned about the point it aims at by up to 40 degrees from the real one at the origin."""
+    """A camera pose (4, 4), rotated about its target point by up to 40 degrees from the real camera at the origin."""
     turn = Rotation.from_rotvec(rng.normal(0, 0.3, 3).clip(-0.7, 0.7)).as_matrix()
     distance = np.linalg.norm(aim) * rng.uniform(0.6, 1.2)
     forward = turn @ (aim / np.linalg.norm(aim))
     down = turn @ np.array([0.0, 1.0, 0.0]) + rng.normal(0, 0.15, 3)
     down -= forward * (down @ forward)
-    if np.linalg.norm(down) < 0.1:  # looking along the scan's y: any other direction may be down
+    if np.linalg.norm(down) < 0.1:  # looking along the y axis of the scan: choose any other direction as down
         down = np.cross(forward, [1.0, 0.3, 0.2])
     down /= np.linalg.norm(down)
     pose = np.eye(4)
@@ -191,7 +191,7 @@ def _virtual_pose(aim: FloatArray, rng: Generator) -> FloatArray:
 
 
 def _visible(points: FloatArray, camera: Camera) -> NDArray[np.bool_]:
-    """Which points (N, 3) a camera at the origin sees: in its image and not behind others (a coarse depth buffer)."""
+    """Mask of the points (N, 3) visible from a camera at the origin: in its image and not occluded (depth buffer)."""
     z = np.maximum(points[:, 2], 1e-6)
     u = np.rint(points[:, 0] / z * camera.fx + camera.cx)
     v = np.rint(points[:, 1] / z * camera.fy + camera.cy)

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Bags from recordings, or from a synthesised room in the place of one: `lepard bag make synthetic:7`."""
+"""Bags from recordings, or from a synthetic room instead of one: `lepard bag make synthetic:7`."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -27,7 +27,7 @@ from lepard_ros.synthesis.room_sequences import Sequence, room_sequence
 
 @dataclass(frozen=True)
 class RoomRecording:
-    """A synthesised sequence of a room, rendered when it is read."""
+    """A synthetic sequence of a room, rendered when it is read."""
 
     seed: int
     count: int
@@ -35,15 +35,15 @@ class RoomRecording:
 
     @property
     def camera(self) -> Camera:
-        """The camera that looked."""
+        """The intrinsics of the camera."""
         return self._sequence.camera
 
     def __len__(self) -> int:
-        """How many images there are."""
+        """Number of images."""
         return self.count
 
     def frames(self) -> Iterator[DepthFrame]:
-        """Every image in order of time."""
+        """All images in order of time."""
         sequence = self._sequence
         stamps = START_NS + stamps_to_ns(np.asarray(sequence.stamps))
         for stamp, depth, pose in zip(stamps, sequence.depths, sequence.poses, strict=True):
@@ -51,14 +51,14 @@ class RoomRecording:
 
     @cached_property
     def _sequence(self) -> Sequence:
-        """The rendered images; all of them, since a camera path has to be found before the first."""
+        """All rendered images; the camera path must be found before the first one."""
         return room_sequence(self.seed, self.count, self.rate)
 
 
 def open_source(
     source: str, *, frames: int = 60, rate: float = 10.0, camera_file: Path | None = None
 ) -> Recording | RoomRecording:
-    """The recording that `source` names: a folder, or "synthetic:SEED" (of `frames` images at `rate` Hz)."""
+    """Open a recording: a folder, or "synthetic:SEED" (`frames` images at `rate` Hz)."""
     if source.startswith("synthetic:"):
         return RoomRecording(_seed(source), frames, rate)
     return open_recording(Path(source), camera_file)
@@ -79,11 +79,10 @@ def make_bag(
     progress: bool = False,
     camera_file: Path | None = None,
 ) -> int:
-    """Write the recording that `source` names (see `open_source`) as a rosbag2; the number of frames written.
+    """Write a recording (see `open_source`) as a rosbag2; returns the number of frames written.
 
     stride: keep every n-th pixel. every: keep every n-th image. gap: (start, length) in seconds from the first image,
-    left out as if the sensor had been carried away. frames: the first n only. progress: whether to show it, and which
-    camera was taken.
+    omitted as if the sensor had been carried away. frames: only the first n. progress: show progress and the camera.
     """
     recording = open_source(source, frames=frames or 60, rate=rate, camera_file=camera_file)
     if progress and isinstance(recording, Recording):
@@ -96,12 +95,12 @@ def make_bag(
             bag.write(frame.stamp_ns, frame.depth[::stride, ::stride], frame.pose)
             count += 1
     if not count:
-        raise InputError("No frame is left to write: the gap covers the whole recording.")
+        raise InputError("There is no frame to write: the gap covers the whole recording.")
     return count
 
 
 def _seed(source: str) -> int:
     digits = source.partition(":")[2]
     if not digits.isdigit():
-        raise InputError(f"{source!r} needs a whole number after the colon, as in synthetic:7.")
+        raise InputError(f"{source!r} needs an integer after the colon, as in synthetic:7.")
     return int(digits)

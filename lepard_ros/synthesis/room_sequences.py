@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""A depth video of a procedural room, for demonstrations and tests: a hand-held camera that comes back to its start."""
+"""A depth video of a procedural room, for demos and tests: a hand-held camera that returns to its start."""
 
 from dataclasses import dataclass
 
@@ -14,8 +14,8 @@ from lepard_ros.synthesis.meshes import MeshLibrary
 from lepard_ros.synthesis.rooms import Room, compose_room
 from lepard_ros.synthesis.sensor import DepthSensor, Scene, look, observe, pinhole
 
-WALKING_SPEED = 0.35  # metres a second
-TURNING_SPEED = np.radians(25)  # a second
+WALKING_SPEED = 0.35  # metres per second
+TURNING_SPEED = np.radians(25)  # per second
 LOOPS_TRIED = 60
 ROOMS_TRIED = 50
 MIN_CLEARANCE = 0.4  # metres between the camera and any surface
@@ -23,8 +23,11 @@ MIN_CLEARANCE = 0.4  # metres between the camera and any surface
 
 @dataclass(frozen=True)
 class Sequence:
-    """A depth video. stamps: (F,) seconds. depths: (F, H, W) float32 metres, 0 where nothing was seen.
-    poses: (F, 4, 4) T_world_camera, exact; the world has z up."""
+    """A depth video.
+
+    stamps: (F,) seconds. depths: (F, H, W) float32 metres, 0 without a measurement. poses: (F, 4, 4) T_world_camera,
+    exact; the world has z up.
+    """
 
     camera: Camera
     stamps: FloatArray
@@ -35,8 +38,8 @@ class Sequence:
 def room_sequence(seed: int, frames: int, rate: float, width: int = 320) -> Sequence:
     """A loop through a room of procedural furniture.
 
-    frames: how many images; the last is taken from the pose of the first. rate: images a second; the camera moves at a
-    walking pace, so few frames at a high rate stay near the start. width: columns of the 4:3 image, 640 at most.
+    frames: number of images; the last one has the pose of the first. rate: images per second; the camera moves at
+    walking speed, so few frames at a high rate stay near the start. width: columns of the 4:3 image, at most 640.
     """
     if frames < 2 or not rate > 0 or not 16 <= width <= 640:
         raise InputError("A sequence needs at least 2 frames, a rate above 0 and a width of 16 to 640 pixels.")
@@ -48,7 +51,7 @@ def room_sequence(seed: int, frames: int, rate: float, width: int = 320) -> Sequ
 
 
 def steady_sensor(width: int) -> DepthSensor:
-    """A depth camera of average quality, as robots carry it."""
+    """A depth camera of average quality, as used on robots."""
     return DepthSensor(
         pinhole(width, np.radians(62)),
         near=0.3,
@@ -63,7 +66,7 @@ def steady_sensor(width: int) -> DepthSensor:
 
 
 def _room_with_loop(rng: Generator, sensor: DepthSensor, frames: int, seconds: float) -> tuple[Room, Scene, FloatArray]:
-    """The first sampled room with a loop that avoids the furniture and always sees enough of it."""
+    """The first sampled room with a collision-free loop that always shows enough detail."""
     for _ in range(ROOMS_TRIED):
         room = compose_room(rng, MeshLibrary())
         scene = Scene(room.meshes)
@@ -76,7 +79,7 @@ def _room_with_loop(rng: Generator, sensor: DepthSensor, frames: int, seconds: f
 def _best_loop(
     rng: Generator, room: Room, scene: Scene, sensor: DepthSensor, frames: int, seconds: float
 ) -> FloatArray | None:
-    """The collision-free random loop whose worst view shows most detail; None if that is too little."""
+    """The collision-free random loop whose worst view shows the most detail; None if that is too little."""
     loops = [_loop(rng, room, frames, seconds) for _ in range(LOOPS_TRIED)]
     clearance = np.array([scene.clearance(loop[:: max(1, frames // 24), :3, 3]).min() for loop in loops])
     clear = [loop for loop, distance in zip(loops, clearance, strict=True) if distance > MIN_CLEARANCE]
@@ -88,7 +91,7 @@ def _best_loop(
 
 
 def _barest_view(scene: Scene, sensor: DepthSensor, loop: FloatArray) -> float:
-    """The least detail of eight views along a loop, 0 if one of them sees too little."""
+    """The minimum detail of eight views along a loop, 0 if one of them sees too little."""
     views = [Shot(loop[[index]]) for index in np.linspace(0, len(loop) - 1, 8).astype(int)]
     thumbnails = preview(scene, sensor, views)
     seen = thumbnails.seen.mean(axis=1)
@@ -96,7 +99,7 @@ def _barest_view(scene: Scene, sensor: DepthSensor, loop: FloatArray) -> float:
 
 
 def _loop(rng: Generator, room: Room, frames: int, seconds: float) -> FloatArray:
-    """Closed camera poses (F, 4, 4): an ellipse at eye height; the view turns once around or, in little time, sways."""
+    """A closed loop of camera poses (F, 4, 4): an ellipse at eye height; the camera rotates once or swings."""
     phase = np.linspace(0, 2 * np.pi, frames)
     reach = np.minimum((room.high - room.low)[:2] * 0.35, WALKING_SPEED * seconds / (2 * np.pi))
     centre = rng.uniform(room.low[:2] + reach, room.high[:2] - reach)

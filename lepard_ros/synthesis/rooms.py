@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Rooms composed at random: footprint, wall details, furniture, clutter; or a part of a whole building, refurnished."""
+"""Random rooms: footprint, wall details, furniture, clutter; or a part of a whole building, refurnished."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,9 +12,9 @@ from lepard_ros.synthesis import furniture
 from lepard_ros.synthesis.meshes import Mesh, MeshLibrary, box, merge, standing
 from lepard_ros.synthesis.sensor import Scene
 
-CELL = 0.05  # metres, of the floor plan
-MARGIN = 1.0  # metres of plan beyond the walls, so that a piece that would cross a wall is refused
-BUILDING_REACH = 7.0  # metres: how much of a building around one spot makes a room
+CELL = 0.05  # metres, cell size of the floor plan
+MARGIN = 1.0  # metres of plan beyond the walls, so that furniture that crosses a wall is rejected
+BUILDING_REACH = 7.0  # metres: size of the part of a building that makes a room
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Room:
     """The contents of a room. Frame: z up, floor near z = 0, metres.
 
     meshes: one per object. hole_rate: (M,) share of an object's pixels that a depth camera misses (dark, shiny, glass).
-    low, high: (3,) the box that cameras may be in.
+    low, high: (3,) bounds for camera positions.
     """
 
     meshes: list[Mesh]
@@ -122,7 +122,7 @@ def walls(rng: Generator, corners: FloatArray, height: float) -> list[Mesh]:
 
 
 def wall_yaw(a: FloatArray, b: FloatArray) -> float:
-    """The turn (radians) that brings +y out of the room and x along the wall from corner b to corner a."""
+    """The yaw (radians) that points +y out of the room and x along the wall from corner b to corner a."""
     return float(np.arctan2(a[1] - b[1], a[0] - b[0]))
 
 
@@ -146,7 +146,7 @@ def _shell(rng: Generator, corners: FloatArray, height: float) -> Mesh:
 
 
 class FloorPlan:
-    """Which cells of the floor are taken. Footprints are turned rectangles, (width, depth) metres."""
+    """Occupancy of the floor. Footprints are rotated rectangles, (width, depth) metres."""
 
     def __init__(self, corners: FloatArray) -> None:
         low = corners.min(axis=0) - MARGIN
@@ -156,7 +156,7 @@ class FloorPlan:
         self.taken = ~_inside(corners, self.cells)
 
     def try_place(self, size: FloatArray, at: FloatArray, yaw: float) -> bool:
-        """Take the rectangle if it is free; says whether it was."""
+        """Occupy the rectangle if it is free; returns whether it was."""
         c, s = np.cos(yaw), np.sin(yaw)
         local = (self.cells - at) @ np.array([[c, -s], [s, c]])
         covered = (np.abs(local) <= np.asarray(size) / 2).all(axis=-1)
@@ -166,7 +166,7 @@ class FloorPlan:
         return True
 
     def random_cell(self, rng: Generator) -> FloatArray:
-        """A free spot, (2,) metres."""
+        """A free position (2,), metres."""
         free = self.cells[~self.taken]
         return free[rng.integers(len(free))] if len(free) else self.cells[0, 0]
 
@@ -182,7 +182,7 @@ def _inside(corners: FloatArray, points: FloatArray) -> NDArray[np.bool_]:
 
 
 def _piece(rng: Generator, makers: list[furniture.Maker], meshes: list[Mesh], library_share: float = 0.6) -> Mesh:
-    """A procedural piece or one of the library, stretched a little."""
+    """A procedural object or one from the library, slightly scaled."""
     if meshes and rng.random() < library_share:
         return meshes[rng.integers(len(meshes))].scaled(rng.uniform(0.85, 1.15) * rng.uniform(0.95, 1.05, 3))
     return makers[rng.integers(len(makers))](rng)
@@ -222,7 +222,7 @@ def _furnish_middle(rng: Generator, plan: FloorPlan, library: MeshLibrary, count
 
 
 def _chairs_around(rng: Generator, plan: FloorPlan, size: FloatArray, spot: FloatArray, yaw: float) -> list[Mesh]:
-    """Equal chairs on the sides of a table, facing it."""
+    """Identical chairs on the sides of a table, facing it."""
     chair, placed = furniture.chair(rng), []
     c, s = np.cos(yaw), np.sin(yaw)
     for side in (0, 1, 2, 3):
@@ -236,7 +236,7 @@ def _chairs_around(rng: Generator, plan: FloorPlan, size: FloatArray, spot: Floa
 
 
 def _rows(rng: Generator, plan: FloorPlan) -> list[Mesh]:
-    """A repetitive room: rows of identical desks and chairs (or shelves), which only context tells apart."""
+    """A repetitive room: rows of identical desks and chairs (or shelves) that only context can distinguish."""
     desk = furniture.table(rng, 0.74) if rng.random() < 0.7 else standing(furniture.shelf(rng))
     chair, with_chairs = furniture.chair(rng), rng.random() < 0.8
     step = np.array([desk.size[0] + rng.uniform(0.05, 0.6), desk.size[1] + rng.uniform(0.7, 1.2)])
@@ -274,7 +274,7 @@ def _hang(rng: Generator, corners: FloatArray, height: float, library: MeshLibra
 
 
 def _furnished_room(rng: Generator, library: MeshLibrary) -> tuple[list[Mesh], FloatArray, FloatArray]:
-    """Meshes (the shell first) and the box for cameras."""
+    """Meshes (the shell first) and the bounds for cameras."""
     corners, height = _footprint(rng), rng.uniform(2.2, 3.3)
     plan, area = FloorPlan(corners), abs(np.prod(np.ptp(corners, axis=0)))
     meshes = [_shell(rng, corners, height)]
@@ -293,7 +293,7 @@ def _furnished_room(rng: Generator, library: MeshLibrary) -> tuple[list[Mesh], F
 
 
 def _part_of_building(rng: Generator, library: MeshLibrary) -> tuple[list[Mesh], FloatArray, FloatArray]:
-    """The surroundings of a random spot in a building, stretched and mirrored at random, with further furniture."""
+    """The surroundings of a random position in a building, randomly scaled and mirrored, with added furniture."""
     building = library.buildings[rng.integers(len(library.buildings))]
     stretch = rng.uniform(0.85, 1.15, 3) * np.array([rng.choice([-1, 1]), rng.choice([-1, 1]), 1])
     building = building.scaled(stretch)
@@ -308,7 +308,7 @@ def _part_of_building(rng: Generator, library: MeshLibrary) -> tuple[list[Mesh],
 
 
 def _drop_furniture(rng: Generator, library: MeshLibrary, part: Mesh, low: FloatArray, high: FloatArray) -> list[Mesh]:
-    """Some pieces on the floor of a building where a ray from above meets it."""
+    """Furniture on the floor of a building, where a ray from above hits it."""
     points, _ = support_points(rng, Scene([part]), low, high, 60)
     on_floor = points[points[:, 2] < 0.15][: rng.integers(2, 9)]
     pieces = (standing(_piece(rng, furniture.IN_THE_MIDDLE, library.floor)) for _ in on_floor)
@@ -321,7 +321,7 @@ def _drop_furniture(rng: Generator, library: MeshLibrary, part: Mesh, low: Float
 def support_points(
     rng: Generator, scene: Scene, low: FloatArray, high: FloatArray, count: int
 ) -> tuple[FloatArray, FloatArray]:
-    """Where rays straight down meet level surfaces: points (S, 3), and from how high above they came (S,)."""
+    """Hits of vertical rays on level surfaces: points (S, 3), and the free height above them (S,)."""
     start = rng.uniform([low[0], low[1], 0.5], [high[0], high[1], 2.1], (count, 3))
     down = np.broadcast_to([0.0, 0.0, -1.0], start.shape)
     hits = scene.cast(np.concatenate([start, down], axis=1))
@@ -331,7 +331,7 @@ def support_points(
 
 
 def _clutter(rng: Generator, library: MeshLibrary, meshes: list[Mesh], low: FloatArray, high: FloatArray) -> list[Mesh]:
-    """Small things on tables, shelves and at times the floor, in clusters of one to four."""
+    """Small objects on tables, shelves and sometimes the floor, in clusters of one to four."""
     wanted = int(rng.uniform(25, 110))
     points, head_room = support_points(rng, Scene(meshes), low, high, 900)
     raised = points[:, 2] > 0.2

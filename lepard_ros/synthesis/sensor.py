@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""A depth camera that looks at meshes: ray casting, and the errors of such a camera."""
+"""A simulated depth camera: ray casting on meshes, and a model of sensor errors."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,7 +16,7 @@ from lepard_ros.synthesis.meshes import Mesh
 
 
 class Hits(NamedTuple):
-    """First hits of rays: distance (...,) in ray lengths, inf for none; normals (..., 3); mesh (...,), -1 for none."""
+    """First hits of rays: distance (...,) in ray lengths, inf without a hit; normals (..., 3); mesh (...,), else -1."""
 
     distance: FloatArray
     normals: FloatArray
@@ -24,7 +24,7 @@ class Hits(NamedTuple):
 
 
 class Scene:
-    """Meshes prepared for ray casting on one thread (many rooms are made side by side, one per process)."""
+    """Meshes prepared for ray casting on one thread (rooms are made in parallel, one per process)."""
 
     def __init__(self, meshes: list[Mesh]) -> None:
         self._open3d: Any = import_open3d()
@@ -48,8 +48,11 @@ class Scene:
 
 
 class View(NamedTuple):
-    """What a perfect depth camera sees. depth: (H, W) metres along z, inf for nothing. normals: (H, W, 3) in the room,
-    towards the camera. cosine: (H, W) of the angle between ray and normal. mesh: (H, W) index, -1 for nothing."""
+    """The output of an ideal depth camera.
+
+    depth: (H, W) metres along z, inf without a hit. normals: (H, W, 3) in the room, towards the camera. cosine: (H, W)
+    of the angle between ray and normal. mesh: (H, W) index, -1 without a hit.
+    """
 
     depth: FloatArray
     normals: FloatArray
@@ -58,13 +61,13 @@ class View(NamedTuple):
 
 
 def look(scene: Scene, camera: Camera, pose: FloatArray) -> View:
-    """Cast one ray a pixel from a camera at pose (4, 4), camera to room."""
+    """Cast one ray per pixel from a camera at pose (4, 4), camera to room."""
     rays = np.empty((camera.height, camera.width, 6), np.float32)
     rays[..., :3] = pose[:3, 3]
     np.matmul(_rays(camera), pose[:3, :3].T.astype(np.float32), out=rays[..., 3:])
     hits = scene.cast(rays)
     along = np.einsum("hwc,hwc->hw", hits.normals, rays[..., 3:])
-    normals = hits.normals * -np.sign(along)[..., None]  # a thin panel is seen from either side
+    normals = hits.normals * -np.sign(along)[..., None]  # a thin panel is visible from either side
     return View(hits.distance, normals, np.abs(along) / _ray_lengths(camera), hits.mesh)
 
 
@@ -82,11 +85,11 @@ def _ray_lengths(camera: Camera) -> NDArray[np.float32]:
 class DepthSensor:
     """One depth camera with its own systematic errors, the same for all its frames.
 
-    near, far: range, metres. step: quantisation at 1 m, metres; it grows with the range squared, as does the noise.
+    near, far: range, metres. step: quantisation at 1 m, metres; step and noise grow with the range squared.
     noise: standard deviation in quantisation steps. jitter: lateral noise, pixels at 640 columns.
     distortion: (6,) factors of a smooth depth error over the image, each a share of the depth.
-    grazing: cosine of the angle below which pixels vanish. edge: relative depth jump at which pixels vanish.
-    ripple: standard deviation in quantisation steps of the noise that patches of the image share.
+    grazing: cosine of the angle below which pixels are lost. edge: relative depth jump at which pixels are lost.
+    ripple: standard deviation, in quantisation steps, of noise that is correlated over patches of the image.
     """
 
     camera: Camera
@@ -108,7 +111,7 @@ def pinhole(width: int, field_of_view: float) -> Camera:
 
 
 def random_sensor(rng: Generator, width: int = 320) -> DepthSensor:
-    """A structured-light or stereo camera as sold: 50-75 degrees wide, seeing 0.4 to 4.5 (at times 6) metres."""
+    """A typical structured-light or stereo camera: 50-75 degrees wide, range 0.4 to 4.5 (sometimes 6) metres."""
     camera = pinhole(width, np.radians(rng.uniform(50, 75)))
     far = rng.uniform(4.5, 6.0) if rng.random() < 0.25 else rng.uniform(3.0, 4.5)
     return DepthSensor(
@@ -126,7 +129,7 @@ def random_sensor(rng: Generator, width: int = 320) -> DepthSensor:
 
 
 def distortion_field(sensor: DepthSensor) -> NDArray[np.float32]:
-    """The factor (H, W) of a sensor's systematic depth error: a smooth quadratic over the image."""
+    """Factor (H, W) for a sensor's systematic depth error: a smooth quadratic over the image."""
     return 1 + _quadratics(sensor.camera.height, sensor.camera.width) @ sensor.distortion.astype(np.float32)
 
 
@@ -138,17 +141,17 @@ def _quadratics(height: int, width: int) -> NDArray[np.float32]:
 
 
 def smooth_noise(rng: Generator, shape: tuple[int, int]) -> FloatArray:
-    """Unit-variance noise (H, W) that neighbouring pixels share in part, as block matching does."""
+    """Unit-variance noise (H, W), correlated between neighbouring pixels as in block matching."""
     white = rng.standard_normal((shape[0] + 2, shape[1] + 2), np.float32)
     rows = white[:-2] + 2 * white[1:-1] + white[2:]
     return (rows[:, :-2] + 2 * rows[:, 1:-1] + rows[:, 2:]) / 6.0  # (1 2 1) twice has energy 6 x 6
 
 
 def observe(rng: Generator, sensor: DepthSensor, view: View, hole_rate: FloatArray, calm: float = 1.0) -> FloatArray:
-    """The depth image (H, W) that a sensor makes of a view: metres, 0 where it sees nothing.
+    """The depth image (H, W) of a view: metres, 0 without a measurement.
 
-    hole_rate: (M,) by mesh. calm: 1 for a single frame; smaller for one of many that are fused (scales the noise and
-    the quantisation, because averaging fifty frames hides both).
+    hole_rate: (M,) by mesh. calm: factor on noise and quantisation; 1 for a single frame, smaller for frames that will
+    be fused, because averaging fifty frames reduces both.
     """
     depth = _shaken(rng, sensor, view.depth) * distortion_field(sensor)
     inverse_step = 1.0 / max(sensor.step * calm, 1e-6)
@@ -163,7 +166,7 @@ def observe(rng: Generator, sensor: DepthSensor, view: View, hole_rate: FloatArr
 
 
 def _shaken(rng: Generator, sensor: DepthSensor, depth: FloatArray) -> FloatArray:
-    """Lateral noise: every pixel may take its neighbour's ray."""
+    """Lateral noise: a pixel may take the depth of its neighbour."""
     height, width = depth.shape
     sigma = sensor.jitter * width / 640
     shift = np.rint(rng.standard_normal((2, height, width), np.float32) * sigma).astype(np.int64)
@@ -175,7 +178,7 @@ def _shaken(rng: Generator, sensor: DepthSensor, depth: FloatArray) -> FloatArra
 def _lost(
     rng: Generator, sensor: DepthSensor, view: View, depth: FloatArray, hole_rate: FloatArray
 ) -> NDArray[np.bool_]:
-    """Pixels without a measurement: at depth edges, at grazing angles, on dark or shiny surfaces, and at random."""
+    """Mask of lost pixels: at depth edges, at grazing angles, on dark or shiny surfaces, and at random."""
     chance = rng.random(depth.shape, np.float32)
     at_edge = _depth_edges(depth, sensor.edge * 320 / depth.shape[1]) & (chance < 0.8)
     grazing = view.cosine < sensor.grazing * (0.5 + chance)
@@ -185,7 +188,7 @@ def _lost(
 
 
 def _depth_edges(depth: FloatArray, jump: float) -> NDArray[np.bool_]:
-    """Pixels (H, W) on either side of a step in depth of more than a share `jump` of it."""
+    """Mask (H, W) of pixels on either side of a depth step larger than `jump` times the depth."""
     edge = np.zeros(depth.shape, bool)
     with np.errstate(invalid="ignore"):
         across = np.abs(np.diff(depth, axis=1)) > jump * np.minimum(depth[:, :-1], depth[:, 1:])
@@ -198,14 +201,14 @@ def _depth_edges(depth: FloatArray, jump: float) -> NDArray[np.bool_]:
 
 
 def _ripples(rng: Generator, shape: tuple[int, int]) -> FloatArray:
-    """Noise (H, W) of about unit variance that changes over a fortieth of the image's width."""
+    """Noise (H, W) of about unit variance with a correlation length of a fortieth of the image width."""
     patch = max(2, shape[1] // 40)
-    coarse = rng.normal(0, 1.3, (shape[0] // patch + 2, shape[1] // patch + 2))  # interpolation takes a third of it
+    coarse = rng.normal(0, 1.3, (shape[0] // patch + 2, shape[1] // patch + 2))  # interpolation removes about a third
     return _enlarged(coarse, patch, shape)
 
 
 def _blotches(rng: Generator, shape: tuple[int, int]) -> FloatArray:
-    """A smooth random pattern (H, W) between 0 and 1.5, so that holes come in patches."""
+    """A smooth random pattern (H, W) between 0 and 1.5 that clusters holes into patches."""
     coarse = rng.uniform(-0.5, 2.0, (shape[0] // 12 + 2, shape[1] // 12 + 2))
     return np.clip(_enlarged(coarse, 12, shape), 0, 1.5)
 

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""One room for training: clouds, true poses and pairs by overlap, generated from a seed and stored in one file."""
+"""A training shard: the clouds, true poses and pairs of one room, generated from a seed and stored in one file."""
 
 import os
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ from lepard_ros.synthesis.rooms import compose_room
 from lepard_ros.synthesis.sensor import DepthSensor, Scene, random_sensor
 
 UNIT = 0.00025  # metres per stored integer
-REACH = 8.0  # metres: what is stored of a cloud around its camera
+REACH = 8.0  # metres: points beyond this distance from the camera are not stored
 OVERLAP_RADIUS = 0.05  # metres
-BANDS = np.array([0.1, 0.3, 0.6, 0.95])  # of the smaller overlap
+BANDS = np.array([0.1, 0.3, 0.6, 0.95])  # limits of the overlap bands, for the smaller of the two overlaps
 PAIRS_PER_BAND = np.array([12, 12, 11])
-OVERLAP_SAMPLE = 2500  # points of a cloud that measure its overlap: good to a percent
-MIN_SPREAD = 0.01  # of the normals where two clouds overlap: below it the true motion cannot be seen
-MIN_DETAIL = 0.16  # share of a thumbnail that is not smooth: below it a view is mostly bare wall
+OVERLAP_SAMPLE = 2500  # sample points for measuring overlap: accurate to one per cent
+MIN_SPREAD = 0.01  # of the normals in the overlap: below, the motion is unconstrained
+MIN_DETAIL = 0.16  # share of a thumbnail that is not smooth: below, a view is mostly bare wall
 PREVIEW_CELL = 0.25  # metres
 CANDIDATES = 110
 
@@ -70,12 +70,12 @@ def make_room(seed: int, library: MeshLibrary) -> Shard:
         in_volume = rng.random() < 0.75
         fragments = [take(rng, room, scene, sensor, shot, in_volume) for shot in shots]
         shard = pack([fragment for fragment in fragments if len(fragment.points) > 1500], rng)
-        if len(shard.pairs) >= 12:  # a room too small or too empty to give pairs is drawn again
+        if len(shard.pairs) >= 12:  # a room too small or too empty for pairs is sampled again
             return shard
 
 
 def _good_shots(rng: Generator, shots: list[Shot], scene: Scene, sensor: DepthSensor) -> tuple[list[Shot], FloatArray]:
-    """The shots that see enough, and not only bare walls, with their smaller overlap (S, S), roughly."""
+    """The shots with enough detail, and their approximate pairwise overlap (S, S), the smaller of both directions."""
     if not shots:
         return [], np.zeros((0, 0))
     thumbnails = preview(scene, sensor, shots)
@@ -89,7 +89,7 @@ def _good_shots(rng: Generator, shots: list[Shot], scene: Scene, sensor: DepthSe
 
 
 def rough_overlap(points: FloatArray, seen: NDArray[np.bool_]) -> FloatArray:
-    """The cells that two thumbnails (S, P, 3) share, of those that the one with more cells sees: (S, S)."""
+    """Share (S, S) of common cells of two thumbnails (S, P, 3), relative to the one with more cells."""
     row, _ = np.nonzero(seen)
     groups = group_by_cell(points[seen], PREVIEW_CELL)
     table = np.zeros((len(points), len(groups.counts)), np.float32)
@@ -99,7 +99,7 @@ def rough_overlap(points: FloatArray, seen: NDArray[np.bool_]) -> FloatArray:
 
 
 def choose_shots(rng: Generator, shots: list[Shot], overlap: FloatArray) -> list[Shot]:
-    """Eight to eleven shots, chosen greedily: each fills the most overlap bands that are still needed."""
+    """Eight to eleven shots, chosen greedily to fill the overlap bands evenly."""
     if not shots:
         return []
     band = np.digitize(overlap, BANDS) - 1  # -1 below, 3 above
@@ -133,7 +133,7 @@ def pack(fragments: list[Fragment], rng: Generator) -> Shard:
 
 
 def _choose_pairs(fragments: list[Fragment], rng: Generator) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Pairs (P, 2) with their overlaps (P, 2): as many as wanted of each band, where the overlap fixes the motion."""
+    """Pairs (P, 2) with overlaps (P, 2), a fixed number per band; pairs with an unconstrained motion are skipped."""
     rooms = [fragment.in_room() for fragment in fragments]
     samples = [rng.permutation(len(cloud))[:OVERLAP_SAMPLE] for cloud in rooms]
     trees = [cKDTree(cloud, balanced_tree=False, compact_nodes=False) for cloud in rooms]
@@ -155,7 +155,7 @@ def _choose_pairs(fragments: list[Fragment], rng: Generator) -> tuple[NDArray[np
 
 
 def on_surface(points: FloatArray, tree: cKDTree) -> NDArray[np.bool_]:
-    """Which of (N, 3) points lie within the overlap radius of a cloud."""
+    """Mask of the points (N, 3) within the overlap radius of a cloud."""
     distance, _ = tree.query(points, distance_upper_bound=OVERLAP_RADIUS)
     return np.isfinite(distance)
 
@@ -188,7 +188,7 @@ def load_room(path: Path | str) -> Shard:
 
 
 def _check(shard: Shard) -> None:
-    """Raise ValueError if the arrays do not fit together."""
+    """Raise ValueError if the arrays are inconsistent."""
     clouds = len(shard.pose)
     whole = shard.offset.shape == (clouds + 1,) and shard.offset[-1] == len(shard.points)
     if not whole or shard.kind.shape != (clouds,) or shard.overlap.shape != shard.pairs.shape:

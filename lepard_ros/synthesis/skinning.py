@@ -1,9 +1,9 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Skeletons, poses, and meshes that follow them.
+"""Skeletons, poses and skinned meshes.
 
-A pose gives every joint a transform in its parent's frame. Chained along the skeleton it gives the joints' places in
-the world; a mesh follows its joints by linear blending (any transforms) or by dual quaternions (rigid ones: joints that
-bend far keep their thickness).
+A pose gives every joint a transform in its parent's frame; chained along the skeleton, these give the joint transforms
+in the world. A mesh follows its joints by linear blending (any transforms) or by dual quaternions (rigid transforms;
+strongly bent joints keep their thickness).
 """
 
 from dataclasses import dataclass
@@ -34,11 +34,11 @@ class Pose(NamedTuple):
 
 @dataclass(frozen=True)
 class SkinnedMesh:
-    """A mesh tied to a skeleton.
+    """A mesh attached to a skeleton.
 
     vertices: (V, 3) in the bind pose. triangles: (T, 3). parents: (J,), parents before children, -1 for a root.
     bones: (B,), which joint moves each column of `weights`. inverse_bind: (B, 4, 4), bind frame to the joint's frame.
-    weights: (V, B), rows sum to one. rigid: the joints' transforms hold no scale, so dual quaternions apply.
+    weights: (V, B), rows sum to one. rigid: the joint transforms have no scale, so dual quaternions apply.
     """
 
     vertices: FloatArray
@@ -74,15 +74,15 @@ def world_transforms(parents: IntArray, pose: Pose) -> FloatArray:
 
 
 def blend_linear(vertices: FloatArray, weights: FloatArray, motion: FloatArray) -> FloatArray:
-    """Vertices (V, 3) moved by the weighted (V, B) mean of the bones' transforms (B, 4, 4): (V, 3)."""
+    """Move vertices (V, 3) by the weighted (V, B) mean of the bone transforms (B, 4, 4): (V, 3)."""
     matrices = (weights @ motion[:, :3, :].reshape(len(motion), 12)).reshape(-1, 3, 4)
     return np.einsum("vij,vj->vi", matrices[:, :, :3], vertices) + matrices[:, :, 3]
 
 
 def blend_dual_quaternions(vertices: FloatArray, weights: FloatArray, motion: FloatArray) -> FloatArray:
-    """Vertices (V, 3) moved by the weighted (V, B) dual quaternions of rigid transforms (B, 4, 4): (V, 3)."""
+    """Move vertices (V, 3) by the weighted (V, B) dual quaternions of rigid transforms (B, 4, 4): (V, 3)."""
     real = Rotation.from_matrix(motion[:, :3, :3]).as_quat()
-    # q and -q are one rotation: every vertex blends on the side of its heaviest bone.
+    # q and -q are the same rotation: use the sign of each vertex's dominant bone.
     heaviest = real[weights.argmax(axis=1)]
     signed = weights * np.where(heaviest @ real.T < 0, -1.0, 1.0)
     dual = 0.5 * quaternion_product(np.pad(motion[:, :3, 3], ((0, 0), (0, 1))), real)
@@ -102,7 +102,7 @@ def quaternion_product(left: FloatArray, right: FloatArray) -> FloatArray:
 
 
 def blend_quaternions(first: FloatArray, second: FloatArray, amount: FloatArray | float) -> FloatArray:
-    """The shorter way from one rotation to another by normalised interpolation, `amount` from 0 to 1: (N, 4)."""
+    """Normalised interpolation between two rotations along the shorter arc, `amount` from 0 to 1: (N, 4)."""
     same_side = np.where(np.sum(first * second, axis=-1, keepdims=True) < 0, -second, second)
     mixed = (1 - amount) * first + amount * same_side
     return mixed / np.linalg.norm(mixed, axis=-1, keepdims=True)
@@ -118,5 +118,5 @@ def blend_poses(first: Pose, second: Pose, amount: float) -> Pose:
 
 
 def turn_joints(pose: Pose, rotations: Rotation) -> Pose:
-    """The pose with a further rotation of every joint, in the joint's own frame."""
+    """The pose with an additional rotation of every joint, in the joint's own frame."""
     return pose._replace(rotation=(Rotation.from_quat(pose.rotation) * rotations).as_quat())

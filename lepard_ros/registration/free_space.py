@@ -1,9 +1,9 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""What a sensor looked through: nothing may stand in front of the surface it saw.
+"""Free space: the volume between a sensor and the surface it observed.
 
-The view of a cloud is a coarse map of depths around its viewpoint, over all directions (an octahedron unfolded to a
-square, so that there are no poles). A fused fragment was seen from several places and is judged from one, so a
-conflict is evidence, not proof.
+The free space of a cloud is a coarse depth map around its viewpoint, over all directions (an octahedron unfolded to a
+square, so that there are no poles). A fused fragment was observed from several viewpoints but has one, so a conflict
+is evidence, not proof.
 """
 
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ from lepard_ros.registration.types import Surface
 
 @dataclass(frozen=True)
 class FreeSpaceSettings:
-    """When a point counts as standing in free space.
+    """When a point counts as lying in free space.
 
-    cells: the side of the map (64 cells: about 3 degrees each). margin, relative_margin: a point must stand in front
-    of what was seen by more than so many metres plus that share of the depth. nearest: metres around the viewpoint
-    that are not judged, where sensors are blind.
+    cells: side of the map (64 cells: about 3 degrees each). margin, relative_margin: minimum distance in front of the
+    observed surface, in metres and as a share of the depth. nearest: radius in metres around the viewpoint that is
+    ignored, because sensors are blind there.
     """
 
     cells: int = 64
@@ -43,18 +43,18 @@ def octahedral_cells(directions: FloatArray, cells: int) -> NDArray[np.int64]:
 
 @kept_for_surface
 def depth_map(surface: Surface, cells: int) -> FloatArray:
-    """Nearest depth seen in and around each cell, in metres; NaN where nothing was seen. Returns (cells^2,)."""
+    """Minimum depth observed in and around each cell, in metres; NaN without an observation. Returns (cells^2,)."""
     rays = surface.points - surface.viewpoint
     nearest = np.full(cells * cells, np.inf)
     np.minimum.at(nearest, octahedral_cells(rays, cells), np.linalg.norm(rays, axis=1))
-    around = minimum_filter(nearest.reshape(cells, cells), size=3).ravel()  # an edge in the next cell excuses a point
+    around = minimum_filter(nearest.reshape(cells, cells), size=3).ravel()  # tolerate an edge in the next cell
     return np.where(np.isfinite(nearest), around, np.nan)
 
 
 def conflicts(points: FloatArray, seen: Surface, settings: FreeSpaceSettings) -> NDArray[np.bool_]:
-    """Which points, in the frame of `seen`, stand where its sensor looked through. (..., 3) -> (...,).
+    """Mask of the points, in the frame of `seen`, that lie in its free space. (..., 3) -> (...,).
 
-    None of them, if it is not known where that sensor stood.
+    All False if the viewpoint of that sensor is unknown.
     """
     if not np.isfinite(seen.viewpoint).all():
         return np.zeros(points.shape[:-1], dtype=bool)
@@ -62,4 +62,4 @@ def conflicts(points: FloatArray, seen: Surface, settings: FreeSpaceSettings) ->
     depth = np.linalg.norm(rays, axis=-1)
     surface_depth = depth_map(seen, settings.cells)[octahedral_cells(rays, settings.cells)]
     limit = surface_depth * (1.0 - settings.relative_margin) - settings.margin
-    return (depth > settings.nearest) & (depth < limit)  # NaN compares as False: unseen directions say nothing
+    return (depth > settings.nearest) & (depth < limit)  # NaN compares as False: unobserved directions do not count

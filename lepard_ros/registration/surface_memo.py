@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Results that are kept for a surface while it lives: a sensor is judged against the same keyframe for many clouds."""
+"""Caches results for a surface while it exists: many clouds are verified against the same keyframe."""
 
 import functools
 import threading
@@ -15,10 +15,10 @@ MOST_KEPT = 32  # results of one function
 
 
 def kept_for_surface(function: Callable[..., Result]) -> Callable[..., Result]:
-    """A function of a surface and hashable values that remembers its last results.
+    """A function of a surface and hashable values that caches its last results.
 
-    Unlike `functools.lru_cache` it does not keep a surface alive: every cloud of a sensor makes new ones, and the last
-    32 of them, with search tree and depth map, took 70 MB of a node. Safe in several threads.
+    Unlike `functools.lru_cache` it does not keep a surface alive: every cloud creates new ones, and the last 32 of
+    them, with k-d tree and depth map, took 70 MB of a node. Thread-safe.
     """
     kept: OrderedDict[tuple[int, Hashable], tuple[weakref.ref[Surface], Result]] = OrderedDict()
     lock = threading.Lock()
@@ -28,7 +28,7 @@ def kept_for_surface(function: Callable[..., Result]) -> Callable[..., Result]:
         name = id(surface), values
         with lock:
             known = kept.get(name)
-            if known is not None and known[0]() is surface:  # a number may name another surface by now
+            if known is not None and known[0]() is surface:  # the id may have been reused for another surface
                 kept.move_to_end(name)
                 return known[1]
         result = function(surface, *values)

@@ -15,18 +15,18 @@ from lepard_ros.geometry.arrays import FloatArray
 
 
 class Status(enum.Enum):
-    """How a registration or a warp ended. OK is the only good value."""
+    """Outcome of a registration or a warp. Only OK means success."""
 
     OK = "ok"
     TOO_FEW_POINTS = "too few points in a cloud"
     TOO_FEW_MATCHES = "too few matches"
     TOO_FEW_INLIERS = "too few matches agree on one motion"
-    DEGENERATE = "the geometry leaves the motion undetermined"
+    DEGENERATE = "the geometry does not constrain the motion"
     LOW_OVERLAP = "the aligned clouds overlap too little"
-    HIGH_RESIDUAL = "the aligned clouds do not lie on each other"
-    FREE_SPACE = "the aligned cloud lies in free space that the sensor looked through"
-    INSIDE_OUT = "the warped surface lies on the target inside out, as a mirrored limb does"
-    SCRAMBLED = "the parts of the warped surface turn against each other more than a body bends"
+    HIGH_RESIDUAL = "the residual of the aligned clouds is too high"
+    FREE_SPACE = "the aligned cloud lies in observed free space"
+    INSIDE_OUT = "the warped surface lies on the target inside out, like a mirrored limb"
+    SCRAMBLED = "the parts of the warped surface rotate against each other too much"
     NOT_CONVERGED = "the optimisation did not converge"
     OUT_OF_TIME = "the time budget ran out"
 
@@ -46,12 +46,12 @@ class Matches(NamedTuple):
 NO_MATCHES = Matches(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros(0))
 
 
-@dataclass(frozen=True, eq=False)  # compared and hashed as an object, so that what is derived from it can be cached
+@dataclass(frozen=True, eq=False)  # compared and hashed by identity, so that derived data can be cached
 class Surface:
     """A cloud prepared for alignment: an even grid of points with unit normals.
 
-    points: (N, 3) metres. normals: (N, 3), turned to the viewpoint. spacing: grid size in metres.
-    viewpoint: (3,) where the sensor stood, in the cloud's frame; NaN if that is not known.
+    points: (N, 3) metres. normals: (N, 3), facing the viewpoint. spacing: grid size in metres.
+    viewpoint: (3,) position of the sensor in the cloud's frame; NaN if unknown.
     """
 
     points: FloatArray
@@ -61,7 +61,7 @@ class Surface:
 
     @cached_property
     def tree(self) -> cKDTree:
-        """The search tree of `points`, built on first use."""
+        """The k-d tree of `points`, built on first use."""
         return cKDTree(self.points)
 
 
@@ -74,7 +74,7 @@ class Registration:
     rmse: metres, residual of the overlapping surface. overlap: share of the source on the target.
     covariance: (6, 6) of the motion [translation, rotation vector] in the target's frame, or None.
     seconds: wall time by stage. method: which estimator found it ("lepard" or a fallback's name).
-    predicted: metres, one sigma of what the surfaces left open and a prediction filled in; 0 if all was measured.
+    predicted: metres, standard deviation of unconstrained directions that were predicted; 0 if all were measured.
     """
 
     transform: FloatArray | None
@@ -102,7 +102,7 @@ class StageClock:
         self._last = time.perf_counter()
 
     def stop(self, stage: str) -> None:
-        """Book the time since the last stop to a stage."""
+        """Add the time since the last stop to a stage."""
         now = time.perf_counter()
         self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
         self._last = now

@@ -164,9 +164,7 @@ def play_bag(
             player = BagPlayer(bag, topics, clock)
             player.get_logger().info(f"Playing {path}: {', '.join(player.topics())}")
             if wait_for and not player.wait_for(wait_for, stop.asked.is_set) and not stop.asked.is_set():
-                raise InputError(
-                    f"The node {wait_for} has not subscribed after {LISTENER_SECONDS:.0f} s; see its log for the reason."
-                )
+                raise InputError(f"The node {wait_for} has not subscribed after {LISTENER_SECONDS:.0f} s; see its log.")
             played = player.play(rate, stop.asked.is_set)
             player.destroy_node()
             return played

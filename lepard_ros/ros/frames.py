@@ -214,7 +214,7 @@ class FramePlan:
         gravity = self._gravity
         if gravity is None or gravity.up is None:
             raise MissingTransformError(
-                "upright is 'imu', but the topic imu has no messages, so no map is started; remap it to the IMU's topic."
+                "upright is 'imu', but the topic imu is silent, so no map is started; remap it to the IMU's topic."
             )
         return self._wait_for(sensor_frame, gravity.frame_id, stamp_ns)[:3, :3] @ gravity.up
 

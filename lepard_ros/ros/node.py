@@ -229,7 +229,7 @@ class LepardNode(LifecycleNode):
         """Handle an initial pose from RViz ("2D Pose Estimate") or a fleet manager."""
         if message.header.frame_id not in ("", self.settings.map_frame):
             self.get_logger().warning(
-                f"The initial pose is ignored: its frame is '{message.header.frame_id}', not '{self.settings.map_frame}'."
+                f"Ignoring the initial pose: its frame is '{message.header.frame_id}', not '{self.settings.map_frame}'."
             )
             return
         try:

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Whether a warp can be trusted, and which parts of it: evidence from matches and surfaces, and one rule."""
+"""Acceptance of a warp, and support of its nodes: evidence from matches and surfaces, and one rule."""
 
 from typing import NamedTuple
 
@@ -13,29 +13,28 @@ from lepard_ros.registration.deformable.surface_contact import Contact, Touch
 from lepard_ros.registration.free_space import FreeSpaceSettings, conflicts
 from lepard_ros.registration.types import Matches, Status, Surface
 
-NEAR = 0.02  # metres: a warped point this near to the target lies on it
+NEAR = 0.02  # metres: a warped point this close to the target lies on it
 FREE_SPACE = FreeSpaceSettings(cells=256, margin=0.04, relative_margin=0.01)
-MAX_FLIP = 0.5  # a surface of which half lies inside out is a mirror image, however good the rest
-# Of a warped surface that is right, half lies on the target, or half of the target under it; of the 84 good warps that
-# the rule was fitted on the least was 0.59. Matches that are wrong together agree with each other, but not with this.
+MAX_FLIP = 0.5  # a surface that lies inside out to this share is a mirror image, however good the rest
+# For a correct warp, half of the warped surface lies on the target, or covers half of the target; the minimum over the
+# 84 good warps that the rule was fitted on was 0.59. Consistently wrong matches support each other, but fail this test.
 MIN_CONTACT = 0.5
-SUPPORT_RADIUS, SUPPORT_MATCHES = 0.1, 16  # metres around a node, and at most so many matches there
+SUPPORT_RADIUS, SUPPORT_MATCHES = 0.1, 16  # metres around a node, and the maximum number of matches used
 
 
 class WarpEvidence(NamedTuple):
-    """Evidence for a warp. The surface that the warp turns away from the sensor cannot be seen, and does not count.
+    """Evidence for a warp. Warped surface that faces away from the sensor is not observable and does not count.
 
-    inliers: share of all matches that agree with it, those that the filter dropped included. agreeing: how many do.
-    overlap: share of the warped surface, of what faces the sensor, that lies on the target. covered: share of the
-    target under the warped surface. flip: of all surface that lies on the target, the share that lies inside out: its
-    normal, turned by the warp, points away from the sensor that is said to see it. conflict: share of the warped
-    surface in the target's free space. residual: metres, root mean square distance along the
-    normals of what lies on the target. roughness: metres, the same between neighbours on the target itself: what
-    noise and curvature make of a perfect fit. strain: root mean square misfit of the edges, of their length. torn:
-    share of the edges cut. twist: degrees between neighbouring nodes, 95 % are below. supported: mean support of
-    what faces the sensor. aligned: mean cosine between the normals of what lies on the target. turning: how much the
-    parts turn against each other, 0 (as one) to 1 (every way): a body bends at its joints, and a mirrored or a shuffled
-    one is turned inside itself.
+    inliers: share of inliers among all matches, including those that the filter dropped. agreeing: their number.
+    overlap: share of the warped surface facing the sensor that lies on the target. covered: share of the target under
+    the warped surface. flip: share of the overlapping surface that lies inside out, with the rotated normal pointing
+    away from the sensor. conflict: share of the warped surface in the target's free space. residual: metres, RMS
+    distance along the normals in the overlap. roughness: metres, the same between neighbours on the target itself, as
+    noise and curvature cause it for a perfect fit. strain: RMS misfit of the edges relative to their length. torn:
+    share of the edges that were cut. twist: degrees between neighbouring nodes, 95th percentile. supported: mean
+    support of the surface facing the sensor. aligned: mean cosine between the normals in the overlap. turning: how much
+    the parts rotate against each other, from 0 (as one) to 1 (in all directions): a body bends at its joints, a
+    mirrored or scrambled one rotates everywhere.
     """
 
     inliers: float
@@ -55,7 +54,7 @@ class WarpEvidence(NamedTuple):
 
 
 def gather_evidence(contact: Contact, fit: Fit, agrees: BoolArray, support: FloatArray) -> WarpEvidence:
-    """The evidence of a finished fit: how it touches the target, which matches (M,) agree, support of nodes (n,)."""
+    """The evidence for a finished fit, from its contact with the target, inliers (M,) and node support (n,)."""
     assert fit.touched is not None
     touched, edges = fit.touched, fit.system.graph.edges
     near, visible = touched.distance < NEAR, facing_sensor(touched, contact.target.viewpoint)
@@ -80,12 +79,12 @@ def gather_evidence(contact: Contact, fit: Fit, agrees: BoolArray, support: Floa
 
 
 def facing_sensor(touched: Touch, viewpoint: FloatArray) -> BoolArray:
-    """(C,) which warped contact points face the sensor at viewpoint (3,)."""
+    """Mask (C,) of the warped contact points that face the sensor at viewpoint (3,)."""
     return np.einsum("ni,ni->n", touched.normals, viewpoint - touched.warped) > 0
 
 
 def _roughness(surface: Surface) -> float:
-    """Root mean square distance in metres of neighbouring points from each other's tangent planes."""
+    """RMS distance in metres of neighbouring points from each other's tangent planes."""
     sample = np.arange(0, len(surface.points), max(1, len(surface.points) // 1000))
     index = surface.tree.query(surface.points[sample], min(4, len(surface.points)))[1].reshape(len(sample), -1)[:, 1:]
     offset = surface.points[index] - surface.points[sample, None]
@@ -97,7 +96,7 @@ def _share(which: BoolArray) -> float:
 
 
 def _twist(rotations: FloatArray) -> float:
-    """Degrees that 95 % of the pairs of neighbours (E, 2, 3, 3) turn less against each other."""
+    """95th percentile, in degrees, of the relative rotation of neighbours (E, 2, 3, 3)."""
     if not len(rotations):
         return 0.0
     trace = np.einsum("nij,nij->n", rotations[:, 0], rotations[:, 1])
@@ -105,10 +104,10 @@ def _twist(rotations: FloatArray) -> float:
 
 
 def node_support(graph: DeformationGraph, matches: Matches, agrees: BoolArray) -> FloatArray:
-    """(n,) in [0, 1]: how far the motion of each node can be trusted.
+    """Support of each node, (n,) in [0, 1].
 
-    The share of the matches within 10 cm that agree with the warp, those dropped by the filter included, as if one
-    more did not agree: 0 where there are no matches around.
+    The share of inliers among the matches within 10 cm, including those that the filter dropped, computed as if there
+    were one more outlier: 0 without matches.
     """
     if not len(matches.source):
         return np.zeros(len(graph.nodes))
@@ -118,14 +117,14 @@ def node_support(graph: DeformationGraph, matches: Matches, agrees: BoolArray) -
 
 
 def _around(points: FloatArray, nodes: FloatArray) -> tuple[FloatArray, np.ndarray]:
-    """The nearest points within the support radius of each node: distances, inf for none, and numbers."""
+    """The nearest points within the support radius of each node: distances (inf for none) and indices."""
     count = min(SUPPORT_MATCHES, len(points))
     distance, index = cKDTree(points).query(nodes, count, distance_upper_bound=SUPPORT_RADIUS)
     distance, index = distance.reshape(len(nodes), count), index.reshape(len(nodes), count)
     return distance, np.where(np.isfinite(distance), index, 0)
 
 
-# Log-odds that a warp is right (mean end-point error on the overlap at most 10 cm) = BIAS + COEFFICIENTS * (feature -
+# Log-odds that a warp is correct (mean end-point error in the overlap at most 10 cm) = BIAS + COEFFICIENTS * (feature -
 # CENTRE), a ridge regression by bench/warp_acceptance.py with the shipped deformable weights and matches both ways, on
 # the 73 pairs of TOSCA and 60 held-out synthesised pairs. The four features, and a min_quality of 0.5, were chosen by
 # the cross-validated loss over the creatures of both sets, so its figures (docs/benchmarks.md) are a little optimistic.
@@ -137,17 +136,17 @@ BIAS = 1.52
 
 
 def features(evidence: WarpEvidence) -> FloatArray:
-    """What the rule weighs, (F,), in the order of FEATURES."""
+    """Features (F,) of the rule, in the order of FEATURES."""
     return np.array([getattr(evidence, name) for name in FEATURES])
 
 
 def contributions(evidence: WarpEvidence) -> FloatArray:
-    """What each feature adds to the log-odds, (F,)."""
+    """Contribution of each feature to the log-odds, (F,)."""
     return COEFFICIENTS * (features(evidence) - CENTRE)
 
 
 def quality(evidence: WarpEvidence) -> float:
-    """Log-odds that the warp is right."""
+    """Log-odds that the warp is correct."""
     return float(BIAS + contributions(evidence).sum())
 
 
@@ -160,7 +159,7 @@ REASONS = {
 
 
 def judge(evidence: WarpEvidence, min_quality: float) -> Status:
-    """The verdict: OK, or the strongest evidence against the warp."""
+    """The status: OK, or the strongest evidence against the warp."""
     if evidence.flip > MAX_FLIP and np.isfinite(min_quality):
         return Status.INSIDE_OUT
     if max(evidence.overlap, evidence.covered) < MIN_CONTACT and np.isfinite(min_quality):

@@ -2,8 +2,8 @@
 """Cholesky factorisation of a sparse matrix of 6 x 6 blocks, for many matrices of one pattern.
 
 The unknowns belong to nodes with positions in space, so halving the nodes by position gives a good elimination order
-(nested dissection). Each half is eliminated as one dense block (the multifrontal method): the work is done by BLAS, and
-grows almost linearly with the nodes of a surface. scipy's SuperLU needs twice the time, and reorders every time.
+(nested dissection). Each half is eliminated as one dense block (the multifrontal method): BLAS does the work, which
+grows almost linearly with the number of nodes of a surface. scipy's SuperLU takes twice as long and reorders each time.
 """
 
 from dataclasses import dataclass, field
@@ -20,10 +20,10 @@ _LEAF_NODES = 24
 
 @dataclass
 class _Front:
-    """One step of the elimination: `own` nodes go, `border` nodes (eliminated later) take their share.
+    """One step of the elimination: `own` nodes are eliminated, `border` nodes (eliminated later) get the update.
 
-    Both are sorted (own by number, border by time of elimination), own first. `parent` and `place` say where the share
-    goes; `slots`, `rows` and `columns` which blocks of the matrix begin here, and where.
+    Both are sorted (own by index, border by order of elimination), own first. `parent` and `place` give the destination
+    of the update; `slots`, `rows` and `columns` give the matrix blocks that are assembled here, and their positions.
     """
 
     own: IntArray
@@ -85,7 +85,7 @@ def _assemble(front: _Front, blocks: FloatArray) -> FloatArray:
 
 
 def _eliminate(matrix: FloatArray, own: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Lower factor of the own part, what it leaves below, and the share of the border (only its lower half holds)."""
+    """Lower factor of the own part, the part below it, and the update of the border (only its lower half is valid)."""
     lower, failed = dpotrf(matrix[:own, :own], lower=1, clean=1)
     if failed:
         raise NotPositiveDefinite

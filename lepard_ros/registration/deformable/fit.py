@@ -20,25 +20,24 @@ from lepard_ros.registration.deformable.surface_contact import Contact, Touch, c
 from lepard_ros.registration.deformable.warp import Warp, edge_stretch
 from lepard_ros.registration.types import Matches
 
-SURFACE_POINTS = 1200  # of the source that are pulled to the nearest surface
-INLIER_RADIUS = 0.05  # metres: of matches that agree with the warp
-MATCH_SCALE = 0.04  # metres: a match this far off counts a quarter
-MAX_STRETCH = 1.6  # an edge that the matches stretch beyond this is cut: it joined surfaces that only touched
+SURFACE_POINTS = 1200  # source points used by the non-rigid ICP
+INLIER_RADIUS = 0.05  # metres: maximum residual of an inlier match
+MATCH_SCALE = 0.04  # metres: a match with this residual gets a quarter of its weight
+MAX_STRETCH = 1.6  # edges that the matches stretch further are cut: they joined surfaces that only touched
 MAX_CUT_ROUNDS = 3
-# A part without matches would swing about its seam: its nodes hold where the matches around them put them first.
+# A part without matches could swing freely: its nodes are held where the surrounding matches first placed them.
 HOLD_WEIGHT, HOLD_DISTANCE = 0.01, 0.1  # metres to the nearest match
 
 
 @dataclass(frozen=True)
 class NonrigidSettings:
-    """How a graph is fitted. Lengths in metres.
+    """Settings of the non-rigid fit. Lengths in metres.
 
-    stiffness: weight of the as-rigid-as-possible term beside the matches; both data terms are scaled down to one point
-    a node where they have more, so that the balance does not depend on the density. surface_weight: of the nearest
-    surface (0 leaves that phase out). surface_reach: how far it may be. surface_degrees: how much normals may differ.
-    iterations: at most, of each phase. tolerance: a relative change of the energy below this ends a phase.
-    min_quality: log-odds that the acceptance rule must reach; higher refuses more, -inf accepts all. max_seconds: in
-    all.
+    stiffness: weight of the as-rigid-as-possible term relative to the matches; both data terms are normalised to at
+    most one point per node, so that the balance does not depend on the density. surface_weight: weight of the ICP term
+    (0 skips that phase). surface_reach: maximum correspondence distance. surface_degrees: maximum angle between
+    normals. iterations: maximum per phase. tolerance: a smaller relative change of the energy ends a phase.
+    min_quality: minimum log-odds for acceptance; higher refuses more, -inf accepts all. max_seconds: total time limit.
     device: of the linear solver, "cpu" (Cholesky) or a torch device such as "cuda" (conjugate gradients).
     """
 
@@ -55,7 +54,7 @@ class NonrigidSettings:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is given and does not change: a graph of nodes to be fitted, matches (M) on it, and the target surface."""
+    """The constant input of a fit: a graph, matches (M) on it, and the target surface."""
 
     graph: DeformationGraph
     matches: Matches
@@ -65,7 +64,7 @@ class Problem:
 
     @property
     def out_of_time(self) -> bool:
-        """Whether the time is used up."""
+        """Whether the time limit is reached."""
         return time.perf_counter() > self.deadline
 
 
@@ -96,10 +95,11 @@ class System:
 
 @dataclass(frozen=True)
 class Fit:
-    """How far a fit has come.
+    """The state of a fit.
 
-    held, held_at: (H, 3) nodes without matches around them, and where they hold. misfit: (M,) metres of the matches.
-    strain: root mean square misfit of the edges, of their length. touched: contact points on the target, once fitted.
+    held, held_at: (H, 3) nodes without matches around them, and the positions that hold them. misfit: (M,) residuals of
+    the matches in metres. strain: RMS misfit of the edges relative to their length. touched: contact points on the
+    target, after the ICP phase.
     """
 
     system: System
@@ -117,7 +117,7 @@ class Fit:
 
 
 def begin(problem: Problem, start: Warp | None, rows: IntArray) -> Fit:
-    """Place the nodes: at a given warp (its nodes `rows`), at what the matches around them do, or at rest."""
+    """Initialise the nodes: from a given warp (its nodes `rows`), from the surrounding matches, or at rest."""
     nodes, matches = problem.graph.nodes, problem.matches
     if start is not None:
         motion = Motion(start.rotation_matrices[rows], start.translations[rows])
@@ -147,7 +147,7 @@ def build_system(problem: Problem, graph: DeformationGraph, held: FloatArray) ->
 
 
 def fit_matches(problem: Problem, fit: Fit) -> Fit:
-    """Fit the matches, and again after each round of cuts that this calls for."""
+    """Fit the matches, and repeat after each round of cuts."""
     fit = _fit_matches_once(problem, fit)
     for _ in range(MAX_CUT_ROUNDS):
         cut = cut_stretched(problem, fit)
@@ -158,7 +158,7 @@ def fit_matches(problem: Problem, fit: Fit) -> Fit:
 
 
 def _fit_matches_once(problem: Problem, fit: Fit) -> Fit:
-    """Gauss-Newton on the matches with robust weights: those that stay far off lose their say."""
+    """Gauss-Newton on the matches with robust weights."""
     count = len(problem.matches.source)
     rows = np.arange(count + len(fit.held))
     equations = fit.system.equations(rows, problem.settings.stiffness)
@@ -275,9 +275,9 @@ def _robust(misfit: FloatArray) -> FloatArray:
 
 
 def local_motions(nodes: FloatArray, matches: Matches, neighbours: int = 24, width: float = 0.1) -> Motion:
-    """A first motion for nodes (n, 3): the rigid motion of the matches around each.
+    """An initial motion for nodes (n, 3): the rigid motion of the matches around each.
 
-    Where these lie on a line or a plane, they leave a turn open; the motion of all matches decides it.
+    If these are collinear or coplanar, a rotation is unconstrained; the motion of all matches fills it in.
     """
     count = min(neighbours, len(matches.source))
     distance, index = cKDTree(matches.source).query(nodes, count)
@@ -302,9 +302,9 @@ def _rigid_motion(matches: Matches) -> FloatArray:
 
 
 def moving_together(matches: Matches, radius: float, neighbours: int = 6) -> BoolArray:
-    """(M,) matches that keep their distance to at least three of their nearest, up to a quarter of it.
+    """Mask (M,) of the matches that keep their distance to at least three neighbours within 25 %.
 
-    radius: metres; nearest within twice that.
+    radius: metres; neighbours are searched within twice that.
     """
     count = min(neighbours + 1, len(matches.source))
     if count < 4:

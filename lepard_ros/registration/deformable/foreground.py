@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The body in front of a background: large planes are the room, the part that looks largest is the body."""
+"""Foreground segmentation: large planes are background, the part with the largest apparent size is the object."""
 
 from dataclasses import dataclass
 
@@ -14,24 +14,24 @@ from lepard_ros.geometry.voxel_grid import group_by_cell
 from lepard_ros.registration.rigid.icp import IcpSettings, align, sample
 from lepard_ros.registration.types import Surface
 
-SPACING = 0.04  # metres: of the cells in which planes and parts are sought
+SPACING = 0.04  # metres: cell size for finding planes and parts
 PLANE_TRIES, PLANE_VOTERS = 64, 4000
 PLANE_COSINE = 0.9  # between a point's normal and the plane's
-PLANE_WIDTH = 0.03  # metres by which points of a plane may lie off it: the noise of a depth camera at 3 m
-MIN_PART = 0.03  # square metres of a part that can be the body: about a hand
+PLANE_WIDTH = 0.03  # metres: maximum distance from a plane, the noise of a depth camera at 3 m
+MIN_PART = 0.03  # square metres: minimum area of the object, about a hand
 MAX_PLANES = 6
 ICP_POINTS, ICP_ITERATIONS = 2000, 10
-MIN_BACKGROUND = 300  # cells, to say how the camera moved
-ICP_DAMPING = 0.01  # high: a wall and a floor leave a slide along both open, and then the camera is said to rest
+MIN_BACKGROUND = 300  # minimum number of cells for estimating the camera motion
+ICP_DAMPING = 0.01  # high: a wall and a floor do not constrain a slide along both; the camera then counts as static
 
 
 @dataclass(frozen=True)
 class ForegroundSettings:
-    """What is left out as background. Lengths in metres; the defaults suit a body at 1 to 3 m in a room.
+    """Settings of the segmentation. Lengths in metres; the defaults suit an object at 1 to 3 m in a room.
 
-    min_plane_area: square metres of a plane that is a wall, a floor or a table top; smaller ones may be the body.
-    gap: parts of the body are not farther apart than this. box: (2, 3) lowest and highest corner of a region of
-    interest in the sensor's frame, or None; points outside are background.
+    min_plane_area: square metres of a background plane (wall, floor, table top); smaller planes may be the object.
+    gap: maximum gap between parts of the object. box: (2, 3) minimum and maximum corner of a region of interest in the
+    sensor's frame, or None; points outside are background.
     """
 
     min_plane_area: float = 1.0
@@ -41,7 +41,7 @@ class ForegroundSettings:
 
 @dataclass(frozen=True)
 class Scene:
-    """A cloud split in two. body: (N,) which of its points belong to the body. background: the rest, thinned."""
+    """A segmented cloud. body: (N,) mask of the object's points. background: the rest, downsampled."""
 
     body: BoolArray
     background: Surface
@@ -53,17 +53,17 @@ NO_BACKGROUND = Surface(np.zeros((0, 3)), np.zeros((0, 3)), SPACING)
 def find_foreground(
     points: FloatArray, settings: ForegroundSettings | None = None, last: FloatArray | None = None
 ) -> BoolArray:
-    """(N,) which of the finite points (N, 3), in the sensor's frame, belong to the body: see `split_scene`."""
+    """Mask (N,) of the object in finite points (N, 3), in the sensor's frame: see `split_scene`."""
     return split_scene(points, settings, last).body
 
 
 def split_scene(
     points: FloatArray, settings: ForegroundSettings | None = None, last: FloatArray | None = None
 ) -> Scene:
-    """Tell the body from its background in finite points (N, 3), in the sensor's frame.
+    """Separate the object from the background in finite points (N, 3), in the sensor's frame.
 
-    last: (K, 3) where the body was in the last cloud; parts next to it are the body. Without it the body is the part
-    that covers most of the view. A cloud without a large plane has no background, and all of it is the body.
+    last: (K, 3) the object in the last cloud; parts next to it belong to it. Without it, the object is the part that
+    covers most of the view. A cloud without a large plane has no background.
     """
     settings = settings or ForegroundSettings()
     inside = _in_box(points, settings)
@@ -83,9 +83,9 @@ def split_scene(
 
 
 def camera_motion(before: Surface, after: Surface) -> FloatArray:
-    """(4, 4): how the static background of one cloud lies in the next one, by point-to-plane ICP.
+    """Motion (4, 4) of the static background from one cloud to the next, by point-to-plane ICP.
 
-    Identity where there is too little background to say.
+    Identity if there is too little background.
     """
     if min(len(before.points), len(after.points)) < MIN_BACKGROUND:
         return np.eye(4)
@@ -102,7 +102,7 @@ def _in_box(points: FloatArray, settings: ForegroundSettings) -> BoolArray:
 
 
 def _on_planes(cells: FloatArray, normals: FloatArray, settings: ForegroundSettings) -> BoolArray:
-    """(C,) which cells lie on a large connected plane; one plane after the other."""
+    """Mask (C,) of the cells on large connected planes, found one after the other."""
     found = np.zeros(len(cells), dtype=bool)
     rng = np.random.default_rng(0)
     for _ in range(MAX_PLANES):
@@ -111,7 +111,7 @@ def _on_planes(cells: FloatArray, normals: FloatArray, settings: ForegroundSetti
             break
         on_plane = left[_largest_plane(cells[left], normals[left], settings, rng)]
         size, label = _parts(cells[on_plane], settings.gap)
-        wide = size[label] * SPACING**2 >= 0.3 * settings.min_plane_area  # no body part that only happens to lie in it
+        wide = size[label] * SPACING**2 >= 0.3 * settings.min_plane_area  # exclude object parts that lie in the plane
         if wide.sum() * SPACING**2 < settings.min_plane_area:
             break
         found[on_plane[wide]] = True
@@ -121,7 +121,7 @@ def _on_planes(cells: FloatArray, normals: FloatArray, settings: ForegroundSetti
 def _largest_plane(
     cells: FloatArray, normals: FloatArray, settings: ForegroundSettings, rng: np.random.Generator
 ) -> BoolArray:
-    """(C,) the cells on the plane, through a random cell across its normal, that most cells lie on; refined once."""
+    """Mask (C,) of the cells on the dominant plane: RANSAC over cells with their normals, refined once."""
     voters = rng.permutation(len(cells))[:PLANE_VOTERS]
     tried = voters[:PLANE_TRIES]
     normal, offset = normals[tried], np.einsum("ni,ni->n", normals[tried], cells[tried])
@@ -138,7 +138,7 @@ def _lying_on(cells: FloatArray, normals: FloatArray, normal: FloatArray, offset
 
 
 def _body_parts(cells: FloatArray, settings: ForegroundSettings, last: FloatArray | None) -> BoolArray:
-    """(C,) which of the cells that are no plane belong to the body."""
+    """Mask (C,) of the cells that belong to the object, among those not on planes."""
     size, label = _parts(cells, settings.gap)
     large = size * SPACING**2 >= MIN_PART
     if not large.any():
@@ -155,7 +155,7 @@ def _body_parts(cells: FloatArray, settings: ForegroundSettings, last: FloatArra
 def _parts(cells: FloatArray, gap: float) -> tuple[IntArray, IntArray]:
     """The sizes (P,) of the connected parts of cells (C, 3), and the part of each (C,).
 
-    Neighbours are sought between the means of larger cells: within the gap each cell has dozens.
+    Neighbours are searched between the means of larger cells, because within the gap each cell has dozens.
     """
     groups = group_by_cell(cells, gap / 2)
     centres = groups.mean(cells)

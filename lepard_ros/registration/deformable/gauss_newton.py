@@ -9,7 +9,7 @@ from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.registration.deformable.block_cholesky import NotPositiveDefinite
 from lepard_ros.registration.deformable.normal_equations import Motion, NormalEquations
 
-# What the points should reach, for the motion so far: targets (D, 3) metres and weights (D,).
+# Targets (D, 3) in metres and weights (D,) of the points, for the current motion.
 Aim = Callable[[Motion], tuple[FloatArray, FloatArray]]
 
 _MIN_DAMPING, _FIRST_DAMPING, _MAX_DAMPING = 1e-8, 1e-4, 1e4
@@ -28,7 +28,7 @@ class LinearSolver(Protocol):
 
 
 class Descent(NamedTuple):
-    """Where a descent ended: converged, or after its last iteration, or out of time."""
+    """The result of a descent: converged, out of iterations, or out of time."""
 
     motion: Motion
     energy: float
@@ -38,7 +38,7 @@ class Descent(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """When to end: after `iterations`, below a relative drop of `tolerance`, at `deadline` (of time.perf_counter)."""
+    """When to stop: after `iterations`, below a relative decrease of `tolerance`, at `deadline` (time.perf_counter)."""
 
     iterations: int
     tolerance: float
@@ -46,10 +46,10 @@ class Limits(NamedTuple):
 
 
 def descend(equations: NormalEquations, solver: LinearSolver, motion: Motion, aim: Aim, limits: Limits) -> Descent:
-    """Move the nodes to where the energy is lowest; targets and weights are updated in every iteration.
+    """Minimise the energy over the motion of the nodes; targets and weights are updated in every iteration.
 
-    The first step removes most of the energy. A later one that changes it by less than the tolerance, up or down, is
-    the end: to factorise again with more damping over a rise of 1 % costs as much as a step and gains nothing.
+    The first step removes most of the energy. A later step that changes it by less than the tolerance, up or down,
+    ends the descent: factorising again with more damping after a rise of 1 % costs as much as a step and gains nothing.
     """
     damping, energy = _FIRST_DAMPING, float("inf")
     for iteration in range(limits.iterations):
@@ -89,7 +89,7 @@ def _damped_step(
     while True:
         blocks[equations.own_slots] = own
         for axis in range(6):
-            # The small constant holds nodes that no edge and no point holds (a node alone has no stiffness at all).
+            # The small constant regularises nodes without edges and points (a single node has no stiffness).
             blocks[equations.own_slots, axis, axis] += damping * own[:, axis, axis] + 1e-12
         try:
             solver.factorise(blocks)

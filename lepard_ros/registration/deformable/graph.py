@@ -1,7 +1,7 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The deformation graph: nodes spread over a surface, edges along it, and which nodes carry a point.
+"""The deformation graph: nodes on a surface, edges along it, and the skinning of points to nodes.
 
-Distances run along the surface, never through the air: two limbs that come close share neither edges nor nodes.
+Distances are geodesic, along the surface: two limbs that come close share neither edges nor nodes.
 """
 
 from dataclasses import dataclass
@@ -25,17 +25,17 @@ PAPER_COVERAGE = 0.009  # metres: a node's coverage for 4DMatch in the paper
 
 @dataclass(frozen=True)
 class GraphSettings:
-    """How a surface becomes a graph; lengths in metres.
+    """Settings of the graph; lengths in metres.
 
-    coverage: a node covers the surface within this distance, and is the sigma of the skinning weights.
-    edges: neighbours of a node that hold it as rigid as possible. skinning: nodes that carry one point.
-    max_side: triangles of an organised cloud with a longer side are no surface, nor are longer steps in any cloud.
-    max_fold: degrees; neighbours in an unorganised cloud whose normals differ by more are not linked: there one
-    surface lies on another.
-    min_cluster: a connected part of the surface with fewer nodes than this, counted at the paper's coverage of
-    0.9 cm, is not warped: its nodes are not `active`, and its points are reported as not covered. It is an area, not a
-    count: a node stands for about coverage^2 of surface, so at a coverage of 2 cm the same area has 40 (0.9 / 2)^2 = 8
-    nodes, at 2.5 cm 5 (`min_nodes`). A smaller part within `max_side` of a larger one joins it instead.
+    coverage: radius of a node, and sigma of the skinning weights.
+    edges: neighbours of a node in the as-rigid-as-possible term. skinning: nodes per point.
+    max_side: triangles of an organised cloud with a longer side, and longer links in any cloud, are not surface.
+    max_fold: degrees; neighbours in an unorganised cloud whose normals differ by more are not linked, because there two
+    surfaces touch.
+    min_cluster: connected parts of the surface with fewer nodes, counted at the paper's coverage of 0.9 cm, are not
+    warped: their nodes are not `active`, and their points are reported as not covered. This is an area, not a count: a
+    node represents about coverage^2 of surface, so at a coverage of 2 cm the same area has 40 (0.9 / 2)^2 = 8 nodes, at
+    2.5 cm 5 (`min_nodes`). A smaller part within `max_side` of a larger one joins it instead.
     """
 
     coverage: float = 0.04
@@ -47,17 +47,17 @@ class GraphSettings:
 
     @property
     def min_nodes(self) -> int:
-        """How many nodes a part must have at this coverage to be warped: as large as `min_cluster` at 0.9 cm.
+        """Minimum number of nodes of a warped part at this coverage: the same area as `min_cluster` at 0.9 cm.
 
-        At least 4 (or `min_cluster`, if less): fewer nodes cannot say how a surface bends.
+        At least 4 (or `min_cluster`, if less): fewer nodes cannot describe how a surface bends.
         """
         return max(round(self.min_cluster * (PAPER_COVERAGE / self.coverage) ** 2), min(self.min_cluster, 4))
 
 
 class Skinning(NamedTuple):
-    """Which nodes carry each point: nodes (N, k), weights (N, k) that add up to 1, covered (N,) bool.
+    """Skinning of points: nodes (N, k), weights (N, k) that sum to 1, covered (N,) bool.
 
-    A point that is not covered lies off the surface or on a part too small to warp; its weights mean nothing.
+    A point that is not covered lies off the surface or on a part too small to warp; its weights are meaningless.
     """
 
     nodes: IntArray
@@ -69,7 +69,7 @@ class Skinning(NamedTuple):
 class DeformationGraph:
     """Nodes on a surface and the edges between them.
 
-    nodes: (n, 3) metres. edges: (E, 2) pairs of nodes that hold together, each once, the smaller number first.
+    nodes: (n, 3) metres. edges: (E, 2) pairs of connected nodes, each once, the smaller index first.
     active: (n,) bool, nodes in clusters large enough to be warped. coverage: metres. skinning: nodes per point.
     """
 
@@ -81,13 +81,13 @@ class DeformationGraph:
 
     @cached_property
     def tree(self) -> cKDTree:
-        """The search tree of the nodes, then the middles of the edges; built on first use."""
+        """The k-d tree of the nodes, then the midpoints of the edges; built on first use."""
         return cKDTree(np.concatenate([self.nodes, self.nodes[self.edges].mean(axis=1)]))
 
     def nearest_node(self, points: FloatArray) -> tuple[FloatArray, IntArray]:
         """The distance (N,) of points (N, 3) to the graph, and a node there (N,).
 
-        Edges count by their middles. By the nodes alone a point between nodes might be given to the next limb.
+        Edges are represented by their midpoints. With nodes alone, a point between nodes might go to the next limb.
         """
         distance, index = self.tree.query(points)
         return distance, np.concatenate([np.arange(len(self.nodes)), self.edges[:, 0]])[index]
@@ -98,9 +98,9 @@ class DeformationGraph:
         return _two_rings(self.nodes, self.edges, keep=4 * self.skinning)
 
     def skin(self, points: FloatArray) -> Skinning:
-        """The nodes and weights that carry points (N, 3): see `docs/warp.md` for the rule in words.
+        """Skin points (N, 3) to nodes; `docs/warp.md` describes the rule.
 
-        Points that share a cell of a quarter of the coverage share their nodes, which makes a million points cheap.
+        Points in the same cell (a quarter of the coverage) share their nodes, so a million points are cheap.
         """
         cells, cell_of_point = _cells_of_points(points, self.coverage / 4)
         distance, nearest = self.nearest_node(cells)
@@ -132,7 +132,7 @@ class DeformationGraph:
         return DeformationGraph(nodes, edges, np.ones(len(nodes), dtype=bool), self.coverage, self.skinning)
 
     def without_edges(self, cut: BoolArray, min_nodes: int = 1) -> "DeformationGraph":
-        """The graph without the edges cut (E,); parts that thereby have fewer nodes are no longer warped."""
+        """The graph without the edges in the mask `cut` (E,); parts that become too small are no longer warped."""
         edges = self.edges[~cut]
         active = self.active & in_large_cluster(edges, len(self.nodes), min_nodes)
         return DeformationGraph(self.nodes, edges, active, self.coverage, self.skinning)
@@ -141,9 +141,9 @@ class DeformationGraph:
 def build_graph(
     points: FloatArray, settings: GraphSettings | None = None, keep_nodes: FloatArray | None = None
 ) -> DeformationGraph:
-    """A deformation graph over a cloud: (N, 3), or organised (H, W, 3) with NaN where nothing was seen.
+    """Build a deformation graph over a cloud: (N, 3), or organised (H, W, 3) with NaN without a measurement.
 
-    keep_nodes: (m, 3) nodes of an earlier graph that stay the first m nodes, for a surface that has grown.
+    keep_nodes: (m, 3) nodes of an earlier graph that remain the first m nodes, for a surface that has grown.
     """
     settings = settings or GraphSettings()
     surface, links = _surface(np.asarray(points, dtype=np.float64), settings)
@@ -157,7 +157,7 @@ def build_graph(
 
 
 def _surface(points: FloatArray, settings: GraphSettings) -> tuple[FloatArray, sparse.csr_matrix]:
-    """The surface thinned to a third of the coverage or finer (S, 3), and its links with their lengths (S, S)."""
+    """The surface, downsampled to a third of the coverage or finer (S, 3), and its links with lengths (S, S)."""
     spacing = min(settings.coverage / 3, MAX_SPACING)
     if points.ndim == 3 and points.shape[-1] == 3:
         seen: BoolArray = np.asarray(np.isfinite(points).all(axis=-1))
@@ -207,7 +207,7 @@ def _radius_pairs(points: FloatArray, settings: GraphSettings) -> IntArray:
 def _links(points: FloatArray, pairs: IntArray) -> sparse.csr_matrix:
     """Symmetric (S, S) matrix of the lengths of the pairs, each once."""
     pairs = np.unique(np.sort(pairs[pairs[:, 0] != pairs[:, 1]], axis=1), axis=0)
-    # A kept node may lie exactly on a point; a sparse matrix knows no link of length 0.
+    # A kept node may coincide with a point; a sparse matrix cannot store a link of length 0.
     length = np.maximum(np.linalg.norm(points[pairs[:, 0]] - points[pairs[:, 1]], axis=-1), 1e-9)
     matrix = sparse.coo_matrix((length, (pairs[:, 0], pairs[:, 1])), shape=(len(points),) * 2)
     return (matrix + matrix.T).tocsr()
@@ -221,7 +221,7 @@ def _with_kept_nodes(
         return surface, links, np.zeros(0, dtype=np.int64)
     distance, nearest = cKDTree(surface).query(keep)
     if distance.max() > settings.coverage:
-        raise InputError("A node to keep lies off the surface; drop it before the graph is built.")
+        raise InputError("A node to keep lies off the surface; remove it before building the graph.")
     number = len(surface) + np.arange(len(keep))
     old = links.tocoo()
     around = links[nearest].tocoo()
@@ -237,11 +237,10 @@ def _with_kept_nodes(
 
 
 def _spread_nodes(surface: FloatArray, links: sparse.csr_matrix, coverage: float, kept: IntArray) -> BoolArray:
-    """(S,) which points of the surface are nodes: one for each connected piece of it in a cell of a grid.
+    """Mask (S,) of the points that become nodes: one for each connected piece of the surface in a grid cell.
 
-    A cell may hold pieces of two limbs: each gets a node. Pieces that a cell only grazes join the piece next to them.
-    Pieces that a kept node covers already get none. It takes no loop over points, and the same cloud gives the same
-    graph.
+    A cell may contain pieces of two limbs: each gets a node. Small pieces at the border of a cell join their neighbour.
+    Pieces that a kept node covers get none. There is no loop over points, and the result is deterministic.
     """
     piece = _pieces(surface, links, CELL * coverage)
     groups = np.bincount(piece)
@@ -308,17 +307,17 @@ def _edges(adjacency: sparse.csr_matrix, count: int) -> IntArray:
 
 
 def _join_scraps(nodes: FloatArray, edges: IntArray, settings: GraphSettings) -> IntArray:
-    """Edges with those added that join a part too small to warp to the nearest larger part, and to that one only.
+    """Add edges that join each part too small to warp to the nearest larger part, and to that one only.
 
-    In the pixel mesh such scraps hang on by triangles of up to `max_side`; a radius graph loses them at every
-    thin spot of the cloud. Large parts are never joined to each other.
+    In a pixel mesh, triangles of up to `max_side` keep such fragments attached; a radius graph loses them wherever the
+    cloud is sparse. Large parts are never joined to each other.
     """
     part = clusters(edges, len(nodes))
     large = in_large_cluster(edges, len(nodes), settings.min_nodes)
     small = np.flatnonzero(~large)
     if not len(small) or not large.any():
         return edges
-    reach = settings.max_side + settings.coverage / 2  # nodes lie a little behind the rims of their parts
+    reach = settings.max_side + settings.coverage / 2  # nodes lie slightly inside the border of their parts
     distance, nearest = cKDTree(nodes[large]).query(nodes[small], distance_upper_bound=reach)
     found = np.isfinite(distance)
     order = np.argsort(distance[found])

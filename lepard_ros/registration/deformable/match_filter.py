@@ -1,9 +1,9 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Which matches between two shapes of a bending surface to believe: those that move with their neighbours.
+"""Outlier filter for matches between two shapes of a deforming surface: inliers move with their neighbours.
 
-Nothing is rigid as a whole, but a small neighbourhood is, nearly. So neighbours, in the source or in the target, must
-keep their distance, and a match must land where the rigid motion of its neighbours takes it. Each match is judged by
-the neighbours that are believed themselves, over a few rounds, so that a true match among false ones survives.
+A small neighbourhood is nearly rigid. Neighbours, in the source or in the target, must therefore keep their distance,
+and a match must agree with the rigid motion of its neighbours. Each match is weighted by the neighbours that are
+trusted themselves, over a few rounds, so that a correct match among wrong ones survives.
 """
 
 from dataclasses import dataclass
@@ -19,20 +19,20 @@ from lepard_ros.registration.types import Matches
 
 Normals = tuple[FloatArray, FloatArray]  # of matched points: (M, 3) in the source, (M, 3) in the target
 
-MIN_MATCHES = 8  # with fewer nothing can be judged, and all are kept
-NEIGHBOURS = 48  # nearest matches in the source, and as many in the target, that judge one
-ROUNDS = 10  # of judging
-STRETCH = 0.15  # share by which the distance between neighbours may change
-LANDING = 2.5  # how far from its neighbours' rigid motion a match may land, in tolerances
-MIN_FACING = 0.0  # cosine between a turned normal and the target's; below, the surface lies inside out
+MIN_MATCHES = 8  # with fewer matches, all are kept
+NEIGHBOURS = 48  # nearest matches in the source, and as many in the target, used to weight one
+ROUNDS = 10
+STRETCH = 0.15  # maximum relative change of the distance between neighbours
+LANDING = 2.5  # maximum residual of a match under its neighbours' rigid motion, in tolerances
+MIN_FACING = 0.0  # minimum cosine between the rotated normal and the target's; below, the surface is inside out
 
 
 @dataclass(frozen=True)
 class FilterSettings:
-    """How strictly matches are judged. Lengths in metres.
+    """Settings of the filter. Lengths in metres.
 
-    radius: within which other matches judge one. tolerance: by how much a distance between neighbours may change, and
-    by STRETCH of it besides. min_trust: in [0, 1], to be kept.
+    radius: neighbourhood of a match. tolerance: maximum change of a distance between neighbours, in addition to STRETCH
+    times the distance. min_trust: in [0, 1], minimum trust of a kept match.
     """
 
     radius: float = 0.4
@@ -50,10 +50,10 @@ def filter_matches(
 def weigh_matches(
     matches: Matches, settings: FilterSettings | None = None, normals: "Normals | None" = None
 ) -> Matches:
-    """All matches, with their trust as confidence, and 0 for those to drop; too few to judge keep their confidence.
+    """Replace confidences by trust, with 0 for rejected matches; if there are too few matches, nothing changes.
 
-    As weights of a fit the trust serves better than the network's confidence, which says how sure it is of a place,
-    not whether the surface around moves along.
+    For a fit, trust is a better weight than the network's confidence: it tells whether the surrounding surface moves
+    consistently.
     """
     settings = settings or FilterSettings()
     if len(matches.confidence) < MIN_MATCHES:
@@ -68,10 +68,10 @@ def chosen(matches: Matches, kept: BoolArray) -> Matches:
 
 
 def match_trust(matches: Matches, settings: FilterSettings, normals: Normals | None = None) -> FloatArray:
-    """(M,) in [0, 1]: how far the believed neighbours of each match agree with it.
+    """Trust of each match, (M,) in [0, 1]: how well it agrees with its trusted neighbours.
 
-    normals: of the matched points in source and target, (M, 3) each, towards the sensor. With them a match whose
-    neighbourhood turns inside out counts for nothing: that is how a mirrored limb shows.
+    normals: of the matched points in source and target, (M, 3) each, towards the sensor. With normals, a match whose
+    neighbourhood turns inside out gets no trust: this detects mirrored limbs.
     """
     source, target, confidence = (np.asarray(part, dtype=np.float64) for part in matches)
     judges, present = _judges(source, target, settings)
@@ -80,7 +80,7 @@ def match_trust(matches: Matches, settings: FilterSettings, normals: Normals | N
     trust = np.ones(len(confidence))
     for _ in range(ROUNDS):
         voice = weight * np.square(trust)[judges]
-        # Two neighbours' worth of doubt: a match that nobody can judge is neither believed nor refused outright.
+        # Prior of two neighbours: a match without neighbours is neither trusted nor rejected outright.
         doubt = 0.5 * weight.max(axis=1)
         trust = ((voice * agreement).sum(axis=1) + doubt) / (voice.sum(axis=1) + 2 * doubt + 1e-12)
     motion = _neighbourhood_motion(source, target, judges, weight * np.square(trust)[judges] * agreement)
@@ -89,7 +89,7 @@ def match_trust(matches: Matches, settings: FilterSettings, normals: Normals | N
 
 
 def _judges(source: FloatArray, target: FloatArray, settings: FilterSettings) -> tuple[IntArray, BoolArray]:
-    """(M, 2k) the nearest matches of each in the source and in the target, and whether such a one is there."""
+    """Nearest matches (M, 2k) of each in the source and in the target, and a mask of the valid ones."""
     count = min(NEIGHBOURS + 1, len(source))
     found, present = [], []
     for points in (source, target):
@@ -119,12 +119,12 @@ def _neighbourhood_motion(
     source: FloatArray, target: FloatArray, judges: IntArray, weight: FloatArray
 ) -> _Neighbourhood:
     parts = (torch.from_numpy(part) for part in (source[judges], target[judges], weight))
-    known = (weight > 0.05).sum(axis=1) >= 4  # three points leave no rigid motion in doubt, whatever they are
+    known = (weight > 0.05).sum(axis=1) >= 4  # any three points define a rigid motion, so they confirm nothing
     return _Neighbourhood(kabsch(*parts).numpy(), known)
 
 
 def _landing(source: FloatArray, target: FloatArray, around: _Neighbourhood, settings: FilterSettings) -> FloatArray:
-    """(M,) in [0, 1]: 1 where a match lands where the rigid motion of its neighbours takes it."""
+    """Agreement (M,) in [0, 1] of each match with the rigid motion of its neighbours."""
     landed = np.einsum("mij,mj->mi", around.motion[:, :3, :3], source) + around.motion[:, :3, 3]
     miss = np.linalg.norm(landed - target, axis=1) / (LANDING * settings.tolerance)
     return np.where(around.known, np.clip(2.0 - miss, 0.0, 1.0), 1.0)

@@ -1,8 +1,8 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Non-rigid registration: bend a source surface onto a target, by matches first and by nearest surface then.
+"""Non-rigid registration: fit a source surface to a target, first by matches, then by non-rigid ICP.
 
-`warp_from_matches` is the whole way from matches to a warp; `solve_nonrigid` is the solver alone. Without matches it is
-the paper's baseline, N-ICP.
+`warp_from_matches` is the complete pipeline from matches to a warp; `solve_nonrigid` is the solver alone. Without
+matches it is the paper's baseline, N-ICP.
 """
 
 import time
@@ -32,17 +32,17 @@ from lepard_ros.registration.deformable.surface_contact import sample_contact, t
 from lepard_ros.registration.deformable.warp import Warp
 from lepard_ros.registration.types import NO_MATCHES, Matches, StageClock, Status, Surface
 
-# The paper's baseline: no matches, so that the nearest surface has to be sought far away and whichever way it faces.
+# The paper's baseline: without matches, correspondences are searched far away and for any orientation of the normals.
 NICP = NonrigidSettings(surface_reach=0.5, surface_degrees=180.0, surface_weight=1.0)
 
-MIN_MATCHES = 6  # on the surface, to begin at all
-MIN_INLIERS = 0.3  # share of the fitted matches that must agree before the nearest surface is used
-MAX_STRAIN = 0.5  # root mean square misfit of the edges, of their length
+MIN_MATCHES = 6  # minimum number of matches on the surface
+MIN_INLIERS = 0.3  # minimum share of inliers before the ICP phase
+MAX_STRAIN = 0.5  # RMS misfit of the edges relative to their length
 
 
 @dataclass(frozen=True)
 class WarpSettings:
-    """All settings from matches to a warp. foreground: how `Matcher.warp` tells the body from the room, None: not."""
+    """All settings from matches to a warp. foreground: segmentation in `Matcher.warp`; None uses the whole cloud."""
 
     graph: GraphSettings = field(default_factory=GraphSettings)
     solver: NonrigidSettings = field(default_factory=NonrigidSettings)
@@ -53,9 +53,9 @@ class WarpSettings:
 def warp_from_matches(
     source: FloatArray, target: FloatArray, matches: Matches, settings: WarpSettings | None = None
 ) -> Warp:
-    """Warp a source cloud to a target cloud: weigh matches by how they move with their neighbours, then fit.
+    """Warp a source cloud to a target cloud: weight matches by agreement with their neighbours, then fit.
 
-    source, target: (N, 3), or organised (H, W, 3) with NaN where nothing was seen. The result's `match_inliers` has one
+    source, target: (N, 3), or organised (H, W, 3) with NaN without a measurement. The result's `match_inliers` has one
     flag for each of `matches`.
     """
     settings = settings or WarpSettings()
@@ -72,7 +72,7 @@ def warp_from_matches(
 
 
 def without_background(cloud: FloatArray, settings: ForegroundSettings | None) -> FloatArray:
-    """The cloud, (N, 3) or (H, W, 3), with NaN where its background was."""
+    """The cloud, (N, 3) or (H, W, 3), with its background set to NaN."""
     if settings is None:
         return cloud
     flat = np.array(cloud, dtype=np.float64).reshape(-1, 3)
@@ -96,7 +96,7 @@ def solve_nonrigid(
     settings: NonrigidSettings | None = None,
     start: Warp | None = None,
 ) -> Warp:
-    """Fit a graph to a target. Ends with a status other than OK, and a warp that moves nothing, if that fails.
+    """Fit a graph to a target. On failure the status is not OK and the warp is the identity.
 
     source: points on the graph's surface, to be laid on the target. matches: their confidences are the weights of the
     fit; one with confidence 0 is not fitted, but is evidence. None for N-ICP. start: a warp on the same graph to begin
@@ -112,7 +112,7 @@ def solve_nonrigid(
     fit = begin(problem, start, np.flatnonzero(graph.active))
     if matches is not None:
         fit = fit_matches(problem, fit)
-        # A start, such as the last cloud's warp, is better evidence than matches that contradict it.
+        # A start, such as the warp of the last cloud, outweighs matches that contradict it.
         if start is None and not problem.out_of_time:
             led = follow_overruled_matches(problem, fit)
             fit = fit if led is fit else fit_matches(problem, led)
@@ -128,19 +128,19 @@ def solve_nonrigid(
 
 
 class SurfaceFollower:
-    """Fits one graph to one cloud after the other by the nearest surface alone, each from a warp that is nearly right.
+    """Tracks a graph through consecutive clouds by non-rigid ICP alone, each from a warp that is nearly correct.
 
-    Contact points, skinning and the symbolic factorisation are made once: that is a third of the time.
+    Contact points, skinning and the symbolic factorisation are computed once, which saves a third of the time.
     """
 
     def __init__(self, graph: DeformationGraph, source: Surface, settings: NonrigidSettings) -> None:
-        """graph and source as in `solve_nonrigid`, unchanged from now on."""
+        """graph and source as in `solve_nonrigid`; they must not change afterwards."""
         self.graph, self._settings = graph, settings
         self._problem = _problem(graph, source, source, NO_MATCHES, settings)
         self._first = begin(self._problem, None, np.flatnonzero(graph.active))
 
     def solve(self, target: Surface, start: Warp) -> Warp:
-        """The warp to a target, begun at a warp on the same nodes."""
+        """Fit the warp to a target, starting from a warp on the same nodes."""
         deadline = time.perf_counter() + self._settings.max_seconds
         contact = replace(self._problem.contact, target=target)
         problem = replace(self._problem, contact=contact, deadline=deadline)
@@ -155,7 +155,7 @@ class SurfaceFollower:
 def _problem(
     graph: DeformationGraph, source: Surface, target: Surface, matches: Matches, settings: NonrigidSettings
 ) -> Problem:
-    """The part of everything that the solver deals with: active nodes, matches with weight on them, contact points."""
+    """The solver's input: active nodes, their matches with weight, contact points."""
     fitted = (matches.confidence > 0) & graph.skin(matches.source).covered
     contact = sample_contact(source, target, graph.skin(source.points).covered, SURFACE_POINTS)
     deadline = time.perf_counter() + settings.max_seconds
@@ -163,7 +163,7 @@ def _problem(
 
 
 def _checked(matches: Matches) -> Matches:
-    """Matches as float64; raises InputError when the shapes disagree or a number is not finite."""
+    """Matches as float64; raises InputError if the shapes disagree or a value is not finite."""
     source, target, confidence = (np.asarray(part, dtype=np.float64) for part in matches)
     count = confidence.size
     if source.shape != (count, 3) or target.shape != (count, 3) or confidence.shape != (count,):
@@ -187,7 +187,7 @@ def _reason_not_to_begin(problem: Problem, needs_matches: bool) -> Status:
 
 def _verdict_on_matches(problem: Problem, fit: Fit) -> Status:
     inliers = int((fit.misfit < INLIER_RADIUS).sum())
-    if fit.out_of_time and fit.iterations == 0:  # later it only refines what was found
+    if fit.out_of_time and fit.iterations == 0:  # later iterations only refine the result
         return Status.OUT_OF_TIME
     if inliers < max(MIN_INLIERS * len(fit.misfit), MIN_MATCHES):
         return Status.TOO_FEW_INLIERS
@@ -195,7 +195,7 @@ def _verdict_on_matches(problem: Problem, fit: Fit) -> Status:
 
 
 def _refused(graph: DeformationGraph, status: Status, matches: Matches) -> Warp:
-    """The warp that moves nothing."""
+    """The identity warp."""
     return Warp.rest(
         graph,
         status,
@@ -205,7 +205,7 @@ def _refused(graph: DeformationGraph, status: Status, matches: Matches) -> Warp:
 
 
 def _finished(graph: DeformationGraph, problem: Problem, fit: Fit, matches: Matches) -> Warp:
-    """The warp that was found, with the verdict on it."""
+    """The warp with its status and evidence."""
     assert fit.touched is not None
     warp = _warp_of(graph, fit)
     moved, carried = warp.apply(matches.source)
@@ -234,7 +234,7 @@ def _finished(graph: DeformationGraph, problem: Problem, fit: Fit, matches: Matc
 
 
 def _warp_of(graph: DeformationGraph, fit: Fit) -> Warp:
-    """The fitted motion of the active nodes on the whole graph, whose other nodes rest."""
+    """The fitted motion of the active nodes on the whole graph; the other nodes do not move."""
     rows: IntArray = np.flatnonzero(graph.active)
     rotation, translation = np.tile(np.eye(3), (len(graph.nodes), 1, 1)), np.zeros_like(graph.nodes)
     rotation[rows], translation[rows] = fit.motion.rotation, fit.motion.translation

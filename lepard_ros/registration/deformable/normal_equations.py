@@ -6,8 +6,8 @@ Unknowns of node i: [phi_i, tau_i], with R_i <- exp(phi_i) R_i and t_i <- t_i + 
 
 With x = R (p - g), the derivative of W(p) by a node that carries it with weight w is w [-x^, I] (the paper's
 supplement). A block of J^T J is therefore a sum over points of four terms that are at most bilinear in the x of its two
-nodes; the rotations can be taken out of the sum. What is left are 16 moments per block that depend on the rest pose
-and the weights c only: an iteration turns them, and its cost hardly depends on the number of matches.
+nodes; the rotations can be factored out of the sum. What remains are 16 moments per block that depend only on the rest
+pose and the weights c. An iteration only rotates them, so its cost hardly depends on the number of matches.
 """
 
 from dataclasses import dataclass
@@ -42,9 +42,9 @@ class DataTerm:
 
 @dataclass(frozen=True)
 class Pattern:
-    """Which blocks of J^T J are not zero: first, second (P,), first <= second, every node with itself included.
+    """The non-zero blocks of J^T J: first, second (P,), first <= second, including the diagonal.
 
-    One pattern, and one symbolic factorisation, serves every fit of a graph whose points it was made for.
+    One pattern, and one symbolic factorisation, serves every fit of a graph with the same points.
     """
 
     count: int

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Where a warped surface touches the target: the closest points of non-rigid ICP, and thinned surfaces to look in."""
+"""Contact between a warped surface and the target: closest points for non-rigid ICP, on downsampled surfaces."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from lepard_ros.registration.types import Surface
 
 @dataclass(frozen=True)
 class Contact:
-    """A sample of the source's surface, points (C, 3) with unit normals (C, 3), and the target to lay it on."""
+    """A sample of the source surface, points (C, 3) with unit normals (C, 3), and the target."""
 
     points: FloatArray
     normals: FloatArray
@@ -23,9 +23,9 @@ class Contact:
 
 
 class Touch(NamedTuple):
-    """How warped contact points (C, 3) lie on the target.
+    """Correspondences of warped contact points (C, 3) with the target.
 
-    warped: (C, 3). normals: (C, 3) as turned by the warp. distance: (C,) metres to the nearest target point, inf
+    warped: (C, 3). normals: (C, 3) rotated by the warp. distance: (C,) metres to the nearest target point, inf
     beyond the reach. partner, partner_normal: (C, 3) that point and its normal.
     """
 
@@ -47,7 +47,7 @@ class Touch(NamedTuple):
 
 
 def thinned_surface(cloud: FloatArray, spacing: float) -> Surface:
-    """The finite points of a cloud (..., 3), one for each cell of `spacing` metres, with normals to the sensor."""
+    """The finite points of a cloud (..., 3), downsampled to `spacing` metres, with normals facing the sensor."""
     points = cell_means(finite_points(cloud), spacing)
     return Surface(points, surface_normals(points, neighbours=10), spacing)
 
@@ -60,7 +60,7 @@ def sample_contact(source: Surface, target: Surface, usable: BoolArray, count: i
 
 
 def touch(contact: Contact, warped: FloatArray, rotation: FloatArray, reach: float) -> Touch:
-    """Look for the target around warped contact points (C, 3), whose normals turn by rotation (C, 3, 3)."""
+    """Find the nearest target points of warped contact points (C, 3), whose normals rotate by rotation (C, 3, 3)."""
     distance, index = contact.target.tree.query(warped, distance_upper_bound=reach)
     index = np.where(np.isfinite(distance), index, 0)
     normals = np.einsum("nij,nj->ni", rotation, contact.normals)
@@ -68,9 +68,9 @@ def touch(contact: Contact, warped: FloatArray, rotation: FloatArray, reach: flo
 
 
 def closest_targets(touched: Touch, reach: float, degrees: float) -> tuple[FloatArray, FloatArray]:
-    """Where on the target each contact point belongs (C, 3), and its weight (C,), 0 without a partner.
+    """Target position of each contact point (C, 3), and its weight (C,), 0 without a correspondence.
 
-    It belongs to the nearest point of the partner's tangent plane, so that it may slide along the surface.
+    The target is the nearest point on the tangent plane, so that points may slide along the surface.
     """
     near = np.isfinite(touched.distance) & (touched.facing >= np.cos(np.radians(degrees)))
     share = np.where(near, touched.distance, reach) / reach

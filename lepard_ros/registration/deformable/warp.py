@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The warp: a deformation graph with a motion for each node, which moves any points of that surface."""
+"""The warp: a deformation graph with a motion per node, which moves any point of that surface."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,14 +32,14 @@ class Warp:
     """Moves points of a source surface to the target's frame: W(p) = sum_i w_i(p) (R_i (p - g_i) + g_i + t_i).
 
     rotations: (n, 3) axis times angle, radians. translations: (n, 3) metres.
-    status: OK, or why there is no warp; then every node rests and points stay where they are.
-    support: (n,) in [0, 1], share of the matches around each node that agree with the warp; 0 where there are none and
-    the node only follows its neighbours. See `supported`.
-    energy: of the last iteration. converged: whether the last phase ended before its limit of iterations or of time.
-    overlap: share of the warped surface on the target. residual: metres, root mean square distance there.
-    match_inliers: (M,) bool, the given matches that agree with the warp. iterations: how many were run.
-    evidence: what the verdict rests on, or None.
-    cut_edges: edges of the surface's graph that the motion tore apart and `graph` no longer has.
+    status: OK, or why there is no warp; then the warp is the identity.
+    support: (n,) in [0, 1], share of inliers among the matches around each node; 0 without matches, where the node only
+    follows its neighbours. See `supported`.
+    energy: of the last iteration. converged: whether the last phase ended before its iteration or time limit.
+    overlap: share of the warped surface on the target. residual: metres, RMS distance in the overlap.
+    match_inliers: (M,) bool, the matches that agree with the warp. iterations: total number.
+    evidence: evidence for acceptance, or None.
+    cut_edges: number of torn edges that were removed from `graph`.
     seconds: wall time by stage.
     """
 
@@ -67,7 +67,7 @@ class Warp:
 
     @classmethod
     def rest(cls, graph: DeformationGraph, status: Status, **rest: Any) -> "Warp":
-        """The warp that moves nothing, for `status`; rest: any other field."""
+        """The identity warp with a given `status`; rest: any other field."""
         still = np.zeros_like(graph.nodes)
         return cls(graph, still, still, status, **rest)
 
@@ -83,11 +83,11 @@ class Warp:
 
     @property
     def moved_nodes(self) -> FloatArray:
-        """(n, 3) metres: where the nodes are in the target's frame."""
+        """Node positions (n, 3) in the target's frame, metres."""
         return self.graph.nodes + self.translations
 
     def __call__(self, points: FloatArray) -> FloatArray:
-        """Points of the source (..., 3) in the target's frame; those that are not covered stay as they are."""
+        """Points of the source (..., 3) in the target's frame; points that are not covered are not moved."""
         return self.apply(points)[0]
 
     def covers(self, points: FloatArray) -> BoolArray:
@@ -109,7 +109,7 @@ class Warp:
     def _apply_finite(self, points: FloatArray) -> tuple[FloatArray, BoolArray]:
         skin = self.graph.skin(points)
         out = points.copy()
-        for start in range(0, len(points), _CHUNK):  # in pieces that stay in the cache
+        for start in range(0, len(points), _CHUNK):  # chunks that fit into the cache
             part = slice(start, start + _CHUNK)
             blended = _blend(self._affine, skin.nodes[part], skin.weights[part])
             moved = np.einsum("nij,nj->ni", blended[:, :, :3], points[part]) + blended[:, :, 3]
@@ -124,20 +124,20 @@ class Warp:
         return np.concatenate([turn, shift[:, :, None]], axis=2)
 
     def supported(self, points: FloatArray, min_support: float = MIN_SUPPORT) -> BoolArray:
-        """(N,) bool: which of points (N, 3) the warp moves on evidence; the others follow their neighbours on trust."""
+        """Mask (N,) of the points (N, 3) whose motion is supported by matches; the others only follow neighbours."""
         skin = self.graph.skin(np.asarray(points, dtype=np.float64))
         if not self.ok or not len(self.support):
             return np.zeros(len(points), dtype=bool)
         return skin.covered & (np.einsum("nk,nk->n", skin.weights, self.support[skin.nodes]) >= min_support)
 
     def turns(self, points: FloatArray) -> FloatArray:
-        """(N, 3, 3): how the surface turns at points (N, 3), blended; identity where they are not covered."""
+        """Blended rotations (N, 3, 3) of the surface at points (N, 3); identity where they are not covered."""
         skin = self.graph.skin(np.asarray(points, dtype=np.float64))
         blended = _blend(self._affine, skin.nodes, skin.weights)[:, :, :3]
         return np.where(skin.covered[:, None, None], blended, np.eye(3))
 
     def apply_with_turns(self, points: FloatArray) -> tuple[FloatArray, FloatArray, BoolArray]:
-        """What `apply` and `turns` say of finite points (N, 3) at once: (N, 3), (N, 3, 3), and which are moved (N,)."""
+        """`apply` and `turns` for finite points (N, 3) in one call: (N, 3), (N, 3, 3), mask of moved points (N,)."""
         skin = self.graph.skin(points)
         blended = _blend(self._affine, skin.nodes, skin.weights)
         moved = np.einsum("nij,nj->ni", blended[:, :, :3], points) + blended[:, :, 3]
@@ -145,15 +145,15 @@ class Warp:
         return moved, blended[:, :, :3], covered
 
     def rotate(self, points: FloatArray, vectors: FloatArray) -> FloatArray:
-        """Vectors (N, 3), such as unit normals at points (N, 3), turned with the surface; their length is kept."""
+        """Rotate vectors (N, 3), such as normals at points (N, 3), with the surface; their length is preserved."""
         turned = np.einsum("nij,nj->ni", self.turns(points), vectors)
         length = np.linalg.norm(vectors, axis=1) / np.maximum(np.linalg.norm(turned, axis=1), 1e-12)
         return turned * length[:, None]
 
     def then(self, second: "Warp") -> "Warp":
-        """First this warp, then `second` (from this one's target to another cloud), as one warp on this graph.
+        """Compose this warp with `second` (from this target to another cloud) into one warp on this graph.
 
-        Nothing is inverted. The first status that is not OK, if any, is the result's, which then moves nothing.
+        Nothing is inverted. If either status is not OK, the result has the first such status and is the identity.
         """
         status = self.status if not self.ok else second.status
         if status is not Status.OK:
@@ -165,9 +165,9 @@ class Warp:
         return Warp.from_motion(self.graph, turn @ self.rotation_matrices, shift, energy=self.energy + second.energy)
 
     def onto(self, graph: DeformationGraph) -> "Warp":
-        """The same motion carried by another graph of the same surface, for a graph that has grown.
+        """Transfer the motion to another graph of the same surface, such as one that has grown.
 
-        Nodes off the old surface take the motion of the old node nearest to them.
+        Nodes off the old surface take the motion of the nearest old node.
         """
         skin = self.graph.skin(graph.nodes)
         blended = _blend(self._affine, skin.nodes, skin.weights)
@@ -184,17 +184,17 @@ class Warp:
         return Warp.from_motion(graph, turn, shift, status=self.status, energy=self.energy, support=support)
 
     def moved_by(self, transform: FloatArray) -> "Warp":
-        """This warp, and then the rigid motion (4, 4) of everything."""
+        """This warp followed by a rigid motion (4, 4)."""
         turn = transform[:3, :3] @ self.rotation_matrices
         shift = self.moved_nodes @ transform[:3, :3].T + transform[:3, 3] - self.graph.nodes
         return Warp.from_motion(self.graph, turn, shift, status=self.status, support=self.support)
 
     def stretch(self) -> FloatArray:
-        """(E,) how much longer (> 1) or shorter (< 1) each edge has become."""
+        """Stretch (E,) of each edge: > 1 if longer, < 1 if shorter."""
         return edge_stretch(self.graph, self.translations)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Flat arrays for a message or a file: see `docs/warp.md`. `from_arrays` gives back the same warp, exactly."""
+        """Flat arrays for a message or a file, see `docs/warp.md`. `from_arrays` restores the warp exactly."""
         graph = self.graph
         return {
             "nodes": graph.nodes,
@@ -247,7 +247,7 @@ def _graph_from_arrays(arrays: dict[str, NDArray[Any]]) -> DeformationGraph:
     if len(active) != len(nodes):
         raise InputError("A warp needs one flag `optimised` for each node.")
     if not len(nodes) or edges.max(initial=0) >= len(nodes) or edges.min(initial=0) < 0:
-        raise InputError("An edge of the warp names a node that does not exist.")
+        raise InputError("An edge of the warp refers to a missing node.")
     coverage, skinning = float(arrays["gamma"]), int(arrays["neighbours"])
     if not (coverage > 0 and skinning > 0):
         raise InputError("The coverage and the number of skinning nodes of a warp must be positive.")
@@ -255,7 +255,7 @@ def _graph_from_arrays(arrays: dict[str, NDArray[Any]]) -> DeformationGraph:
 
 
 def edge_stretch(graph: DeformationGraph, translations: FloatArray) -> FloatArray:
-    """(E,) how much longer each edge becomes when the nodes move by translations (n, 3)."""
+    """Stretch (E,) of each edge when the nodes move by translations (n, 3)."""
     tail, head = graph.edges[:, 0], graph.edges[:, 1]
     before = graph.nodes[head] - graph.nodes[tail]
     after = before + translations[head] - translations[tail]
@@ -263,9 +263,9 @@ def edge_stretch(graph: DeformationGraph, translations: FloatArray) -> FloatArra
 
 
 def write_coloured_ply(path: str | Path, points: FloatArray, errors: FloatArray, largest: float = 0.05) -> None:
-    """Write points (N, 3) as a binary PLY, blue where `errors` (N,) is zero, over green to red at `largest` metres.
+    """Write points (N, 3) as a binary PLY, coloured by `errors` (N,): blue at 0, green, red at `largest` metres.
 
-    Points whose error is NaN (not warped, or no truth) are grey.
+    Points with NaN error (not warped, or no ground truth) are grey.
     """
     share = np.clip(np.nan_to_num(errors) / largest, 0.0, 1.0)
     colour = np.stack([np.clip(2 * share - 1, 0, 1), 1 - np.abs(2 * share - 1), np.clip(1 - 2 * share, 0, 1)], axis=1)

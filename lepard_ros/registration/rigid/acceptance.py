@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Whether an alignment can be trusted: evidence from the surfaces and the matches, and one rule that weighs it."""
+"""Acceptance of an alignment: evidence from surfaces and matches, and one rule that weights it."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,18 +14,18 @@ from lepard_ros.registration.rigid.icp import Contact, normal_equations, sample,
 from lepard_ros.registration.surface_memo import kept_for_surface
 from lepard_ros.registration.types import Matches, Status, Surface
 
-MIN_INLIERS = 5  # matches that must agree: three determine a motion, the rest confirm it
-REACH = 3.0  # cells within which a point looks for the other surface
-# Cells in front of a surface, and around the sensor, that are not judged as free space.
+MIN_INLIERS = 5  # three matches determine a motion, the others confirm it
+REACH = 3.0  # maximum correspondence distance, in cells
+# Margin in front of a surface, and radius around the sensor, that do not count as free space, in cells.
 FREE_SPACE_MARGIN, FREE_SPACE_NEAREST = 2.0, 6.0
 
 
 @dataclass(frozen=True)
 class AcceptanceSettings:
-    """What an alignment must show.
+    """Thresholds for acceptance.
 
-    min_quality: log-odds that the rule must reach; higher refuses more. min_overlap: share of the smaller cloud that
-    must lie on the other. min_determinacy: see `Evidence`. match_radius: cells between matched points that agree.
+    min_quality: minimum log-odds; higher refuses more. min_overlap: minimum share of the smaller cloud that lies on the
+    other. min_determinacy: see `Evidence`. match_radius: maximum residual of an inlier match, in cells.
     """
 
     min_quality: float = 0.0
@@ -37,11 +37,11 @@ class AcceptanceSettings:
 class Evidence(NamedTuple):
     """The evidence for each of H motions; every field is (H,).
 
-    inliers: matches that agree. overlap: share of the smaller cloud that lies on the other. detail: how much distinct
-    surface lies on the other, see `distinctness`. fit: of the distinct surface that comes near the other one, the
-    share that lies on it with agreeing normals. residual: mean distance from the surface, in spacings. conflict:
-    points in free space over all points that can be judged, NaN if neither viewpoint is known. determinacy: how
-    strongly the touching normals resist the least resisted motion, in [0, 1]; a plane has 0.
+    inliers: number of inlier matches. overlap: share of the smaller cloud that lies on the other. detail: amount of
+    distinct surface in the overlap, see `distinctness`. fit: share of the distinct surface near the other cloud that
+    lies on it with agreeing normals. residual: mean distance from the surface, in spacings. conflict: share of points
+    in free space, NaN if neither viewpoint is known. determinacy: how well the contact constrains the least constrained
+    motion, in [0, 1]; 0 for a plane.
     """
 
     inliers: FloatArray
@@ -105,10 +105,10 @@ PLANE_CELLS = 5.0  # cells within which parallel surfaces are one plane
 
 @kept_for_surface
 def distinctness(surface: Surface) -> FloatArray:
-    """What each point of a surface is worth as evidence, (N,): a wall fits any wall, a chair only a chair.
+    """Weight of each point as evidence, (N,): a wall fits any wall, a chair only a chair.
 
-    Points are put together by the plane they lie on (direction of the normal and offset, to PLANE_CELLS), and a plane
-    of n points is worth the root of n.
+    Points are grouped by plane (direction of the normal, and offset to PLANE_CELLS); a plane of n points gets the
+    weight sqrt(n).
     """
     offset = np.einsum("ni,ni->n", surface.points - surface.points.mean(0), surface.normals)
     layer = np.clip(np.round(offset / (PLANE_CELLS * surface.spacing)), -400, 400).astype(np.int64)
@@ -124,15 +124,15 @@ def agreeing_matches(matches: Matches, transforms: FloatArray, radius: float) ->
 
 
 def mean_residual(contact: Contact, lying: NDArray[np.bool_]) -> FloatArray:
-    """Mean distance in metres of the lying points from the surface; (H,)."""
+    """Mean distance in metres of the overlapping points from the surface; (H,)."""
     return (np.abs(contact.residual) * lying).sum(1) / np.maximum(lying.sum(1), 1)
 
 
 def determinacy(contact: Contact, lying: NDArray[np.bool_]) -> FloatArray:
-    """How well the contact determines the motion, (H,) in [0, 1].
+    """How well the contact constrains the motion, (H,) in [0, 1].
 
-    The root of the smallest eigenvalue of the mean Hessian, lengths divided by the radius of the contact so that
-    turning and shifting compare: the mean sine by which normals resist the slipperiest motion.
+    The square root of the smallest eigenvalue of the mean Hessian, with lengths divided by the radius of the contact to
+    make rotation and translation comparable: the mean sine by which normals constrain the least constrained motion.
     """
     hessian, _, centre = normal_equations(contact, lying.astype(float))
     count = np.maximum(lying.sum(1), 1)
@@ -144,22 +144,22 @@ def determinacy(contact: Contact, lying: NDArray[np.bool_]) -> FloatArray:
     return np.sqrt(np.clip(np.linalg.eigvalsh(normalised)[:, 0], 0.0, None))
 
 
-# Log-odds that a motion is right = BIAS + sum of COEFFICIENTS * (feature - CENTRE). A logistic regression on FPFH
-# matches of synthetic rooms (seeds 0 to 19): 195 pairs of clouds, and the same ones cropped to balls of 0.5 to 2 m, as
-# small as what a camera sees of a desk; half of them pairs of different rooms. On the network's matches over scales of
-# 0.1 to 10 and both tries (bench/registration.py fit, 177 pairs) a fit of its own is no better than these, held out;
-# the bias is from there: with it 71 of 74 right motions pass, and one of 87 pairs of different rooms. It was chosen
-# between -1.7 and -2.5 after a look at 101 pairs of 3DLoMatch; BLIND_BIAS was set on a single pair.
+# Log-odds that a motion is correct = BIAS + sum of COEFFICIENTS * (feature - CENTRE). A logistic regression on FPFH
+# matches of synthetic rooms (seeds 0 to 19): 195 pairs of clouds, and the same ones cropped to balls of 0.5 to 2 m, the
+# size of a camera's view of a desk; half of them are pairs of different rooms. On the network's matches over scales of
+# 0.1 to 10 and both tries (bench/registration.py fit, 177 pairs) a separate fit is no better on held-out data. The bias
+# comes from there: with it 71 of 74 correct motions pass, and one of 87 pairs of different rooms. It was chosen between
+# -1.7 and -2.5 after a look at 101 pairs of 3DLoMatch; BLIND_BIAS was set on a single pair.
 FEATURES = ("inliers", "detail", "fit", "residual", "conflict", "determinacy")
 CENTRE = np.array([3.898, 4.319, 0.588, 0.148, -3.59, -2.061])
 COEFFICIENTS = np.array([1.243, 1.79, 7.5, -2.077, -0.968, 1.454])
 BIAS = -2.0
-BLIND_BIAS = -2.8  # where no viewpoint is known, so that free space cannot contradict a motion
-MAX_INLIERS = 100  # more do not count: a network can agree with itself on a mistake
+BLIND_BIAS = -2.8  # without known viewpoints, because free space cannot contradict a motion then
+MAX_INLIERS = 100  # more do not count: matches can be consistently wrong
 
 
 def features(evidence: Evidence) -> FloatArray:
-    """What the rule weighs, (H, 6), in the order of FEATURES: counts, conflict and determinacy as logarithms."""
+    """Features (H, 6) of the rule, in the order of FEATURES: counts, conflict and determinacy as logarithms."""
     logged = evidence._replace(
         inliers=np.log1p(np.minimum(evidence.inliers, MAX_INLIERS)),
         detail=np.log1p(evidence.detail),
@@ -170,12 +170,12 @@ def features(evidence: Evidence) -> FloatArray:
 
 
 def contributions(evidence: Evidence) -> FloatArray:
-    """What each feature adds to the log-odds, (H, 6); nothing, where it is not known."""
+    """Contribution of each feature to the log-odds, (H, 6); 0 if unknown."""
     return np.nan_to_num(COEFFICIENTS * (features(evidence) - CENTRE))
 
 
 def quality(evidence: Evidence) -> FloatArray:
-    """Log-odds that each motion is right, (H,)."""
+    """Log-odds that each motion is correct, (H,)."""
     bias = np.where(np.isnan(evidence.conflict), BLIND_BIAS, BIAS)
     return np.asarray(bias + contributions(evidence).sum(1))
 
@@ -191,7 +191,7 @@ REASONS = {
 
 
 def judge(evidence: Evidence, settings: AcceptanceSettings) -> Status:
-    """The verdict on one motion (H = 1): OK, or the strongest evidence against it."""
+    """The status of one motion (H = 1): OK, or the strongest evidence against it."""
     if evidence.overlap[0] < settings.min_overlap:
         return Status.LOW_OVERLAP
     if evidence.determinacy[0] < settings.min_determinacy:

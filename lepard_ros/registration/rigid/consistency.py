@@ -1,11 +1,11 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """From matches to a few distinct motions, by second-order spatial consistency.
 
-Two matches agree if they keep the distance between their points and, where normals are known, how these lean to each
-other and to the way between the points. A pair of true matches agrees, and so do many
-other matches with both of them; a false pair that agrees by chance shares few friends. Ranking by shared friends
-(the second order) finds a few true matches in a hundred. Nothing is drawn at random: the same matches always give
-the same motions. The device is that of the tensors.
+Two matches are compatible if they preserve the distance between their points and, if normals are known, the angles
+between the normals and with the connecting line. Two correct matches are compatible, and so are many other matches
+with both; two wrong matches that are compatible by chance share few others. Ranking by shared compatible matches
+(second order) finds a few correct matches in a hundred. There is no random sampling: the result is deterministic. The
+device is that of the tensors.
 """
 
 import math
@@ -17,22 +17,22 @@ from torch import Tensor
 
 from lepard_ros.geometry.rigid_motion import kabsch, kabsch_many
 
-FRIENDS = 24  # matches from which the motion of a seed is computed
+FRIENDS = 24  # compatible matches from which the motion of a seed is computed
 REFINED, REFINEMENTS = 48, 3  # distinct seeds that are refined on all matches, and how often
-# By how much the cosine between two normals may change, and the height of one point over the tangent plane of the
-# other, in cells and as a share of their distance. Chosen on 200 pairs of validation rooms and real training scans.
+# Maximum change of the cosine between two normals, and of the height of one point above the tangent plane of the other,
+# in cells and as a share of their distance. Chosen on 200 pairs of validation rooms and real training scans.
 MAX_LEAN_CHANGE, MAX_HEIGHT_CHANGE, MAX_RISE_CHANGE = 0.3, 1.5, 0.15
-DOUBT = 0.2  # what is left of an agreement whose normals differ: on noisy surfaces some of the true ones do
+DOUBT = 0.2  # factor on the compatibility if the normals differ: on noisy surfaces they do for some correct matches
 SEPARATION, SEPARATION_DEGREES = 5.0, 12.0  # motions nearer than both (cells at the centre, degrees) are one motion
 
 
 @dataclass(frozen=True)
 class ConsistencySettings:
-    """How hypotheses are found among matches. Lengths in cells of the grid, so that any scale is treated alike.
+    """Settings of the hypothesis search. Lengths in grid cells, so that every scale is treated alike.
 
-    length_tolerance: by how much two true matches may change their distance. inlier_radius: how near a moved source
-    point must come to its target to count. seeds: matches that start a motion. hypotheses: motions that come out.
-    max_matches: the most confident ones, among which seeds are sought.
+    length_tolerance: maximum change of the distance between two correct matches. inlier_radius: maximum residual of an
+    inlier. seeds: matches that start a motion. hypotheses: maximum number of returned motions. max_matches: number of
+    most confident matches among which seeds are searched.
     """
 
     length_tolerance: float = 2.0
@@ -43,7 +43,7 @@ class ConsistencySettings:
 
 
 class MatchNormals(NamedTuple):
-    """Unit normals (M, 3) at both ends of each match; signed: whether their signs are known and not just guessed."""
+    """Unit normals (M, 3) at both ends of each match; signed: whether their signs are known."""
 
     source: Tensor
     target: Tensor
@@ -71,8 +71,8 @@ def find_hypotheses(
 ) -> Hypotheses:
     """Distinct motions on which many matches agree.
 
-    source, target: (M, 3) metres; confidence: (M,) in [0, 1]; spacing: metres of a cell. From here on lengths are in
-    cells; the motions that come back are in metres again. normals: of the surfaces at the matched points, if known.
+    source, target: (M, 3) metres; confidence: (M,) in [0, 1]; spacing: cell size in metres. Internally lengths are in
+    cells; the returned motions are in metres. normals: of the surfaces at the matched points, if known.
     """
     source, target = (source / spacing).float(), (target / spacing).float()
     weights = match_weights(confidence)
@@ -91,35 +91,35 @@ def find_hypotheses(
 
 
 def match_weights(confidence: Tensor) -> Tensor:
-    """Confidences as weights with mean one; the root, since a network is surer of itself than it should be."""
+    """Confidences as weights with mean one; square root, because networks are overconfident."""
     weights = confidence.float().clamp(1e-4, 1.0).sqrt()
     return weights / weights.mean().clamp_min(1e-9)
 
 
 def seed_motions(source: Tensor, target: Tensor, weights: Tensor, agreement: Tensor, count: int) -> Tensor:
-    """One motion for each of `count` seed matches, from the matches that share most friends with it: (S, 4, 4).
+    """One motion (S, 4, 4) for each of `count` seed matches, from the matches with the most shared support.
 
-    agreement: (M, M), 1 where two matches agree.
+    agreement: (M, M), 1 where two matches are compatible.
     """
     degree = agreement @ weights
     seeds = torch.topk(degree * weights, min(count, len(degree))).indices
     shared = (agreement[seeds] * weights) @ agreement * agreement[seeds]
-    shared[torch.arange(len(seeds), device=seeds.device), seeds] = float("inf")  # a seed is its own best friend
+    shared[torch.arange(len(seeds), device=seeds.device), seeds] = float("inf")  # always include the seed itself
     friends = torch.topk(shared, min(FRIENDS, shared.shape[1]), dim=1).indices
     trust = friend_trust(agreement, weights, friends)
     return kabsch(source[friends], target[friends], trust)
 
 
 def pair_agreement(source: Tensor, target: Tensor, tolerance: float) -> Tensor:
-    """Whether pairs of matches keep their distance. Returns (M, M) of 0 and 1, zero on the diagonal."""
+    """Whether pairs of matches preserve their distance. Returns (M, M) of 0 and 1, zero on the diagonal."""
     difference = (pair_distances(source) - pair_distances(target)).abs_()
     return (difference < tolerance).float().fill_diagonal_(0.0)
 
 
 def normals_agree(source: Tensor, target: Tensor, normals: MatchNormals) -> Tensor:
-    """Whether pairs of matches (M, 3) in cells see their normals lean alike: (M, M) bool.
+    """Whether pairs of matches (M, 3), in cells, preserve the angles of their normals: (M, M) bool.
 
-    A false match that keeps a distance by chance seldom keeps these three angles as well.
+    A wrong match that preserves a distance by chance seldom preserves these three angles as well.
     """
     first, second = (side[: len(source)].to(source) for side in normals[:2])
     tables = [lean_table(first), lean_table(second), height_table(source, first), height_table(target, second)]
@@ -136,13 +136,13 @@ def lean_table(normals: Tensor) -> Tensor:
 
 
 def height_table(points: Tensor, normals: Tensor) -> Tensor:
-    """The height of each point (column) over the tangent plane of each other (row): (M, 3), (M, 3) -> (M, M)."""
+    """Height of each point (column) above the tangent plane of each other (row): (M, 3), (M, 3) -> (M, M)."""
     height = normals @ (points - points.mean(0)).T
     return height - height.diagonal()[:, None]
 
 
 def pair_distances(points: Tensor) -> Tensor:
-    """Distances between all points, (M, 3) -> (M, M), by one matrix product; good to a millimetre over ten metres."""
+    """Distances between all points, (M, 3) -> (M, M), by one matrix product; accurate to 1 mm over 10 m."""
     points = points - points.mean(0)
     squared = (points**2).sum(1)
     gram = torch.addmm(squared[:, None] + squared, points, points.T, alpha=-2.0)
@@ -150,19 +150,19 @@ def pair_distances(points: Tensor) -> Tensor:
 
 
 def friend_trust(agreement: Tensor, weights: Tensor, friends: Tensor) -> Tensor:
-    """How central each friend is in its seed's group: the leading eigenvector by a few power steps. (S, F)."""
+    """Weight of each match in its seed's group: the leading eigenvector by a few power iterations. (S, F)."""
     local = agreement[friends[:, :, None], friends[:, None, :]] + torch.eye(friends.shape[1], device=friends.device)
     trust = weights[friends]
     for _ in range(8):
         trust = (local @ trust.unsqueeze(-1)).squeeze(-1)
         trust = trust / trust.norm(dim=1, keepdim=True).clamp_min(1e-9)
-    return trust**2  # squared: the fringe of a group should not pull the motion
+    return trust**2  # squared, to reduce the influence of weakly connected matches
 
 
 def refine_motions(
     transforms: Tensor, source: Tensor, target: Tensor, weights: Tensor, settings: ConsistencySettings
 ) -> Tensor:
-    """The better distinct seeds, each re-estimated from all matches that agree with it. Returns (R, 4, 4)."""
+    """The best distinct seeds, each re-estimated from all of its inliers. Returns (R, 4, 4)."""
     scores = inlier_scores(match_residuals(transforms, source, target), weights, settings.inlier_radius * 1.5)
     transforms = transforms[distinct_motions(transforms, scores, source, REFINED)]
     for step in range(REFINEMENTS):

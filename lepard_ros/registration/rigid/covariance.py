@@ -1,19 +1,19 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""How uncertain an alignment is, from the curvature of its point-to-plane error."""
+"""Covariance of an alignment, from the curvature of its point-to-plane error."""
 
 import numpy as np
 
 from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.registration.rigid.icp import Contact, normal_equations
 
-# Neighbouring residuals share one error (a bent depth image, a drifting fusion): a patch of this size in metres counts
-# as one observation. Set so that the normalised error over validation rooms has mean about one; at other scales it is
-# PATCH_CELLS of the network's grid.
+# Neighbouring residuals are correlated (depth distortion, drift of a fused cloud): a patch of this size in metres
+# counts as one observation. Set so that the normalised error over validation rooms has a mean of about one; at other
+# scales it is PATCH_CELLS of the network's grid.
 PATCH, PATCH_CELLS = 0.3, 6.0
-# What no amount of points takes away: patches, radians.
+# Error floor, independent of the number of points: in patches and radians.
 FLOOR_TRANSLATION = 0.008 / PATCH
 FLOOR_ROTATION = 0.004
-# Determinacy that noise of the normals alone would feign, as a share of the mean Hessian.
+# Apparent determinacy caused by noise of the normals alone, as a share of the mean Hessian.
 MIN_CURVATURE = 1e-4
 
 
@@ -38,7 +38,7 @@ def alignment_covariance(
 
 
 def turn_about(offset: FloatArray) -> FloatArray:
-    """(6, 6) that carries [shift, turn] at a centre to a point `offset` (3,) away from it."""
+    """Matrix (6, 6) that transfers [translation, rotation] at a centre to a point at `offset` (3,) from it."""
     x, y, z = offset
     carry = np.eye(6)
     carry[:3, 3:] = [[0.0, z, -y], [-z, 0.0, x], [y, -x, 0.0]]

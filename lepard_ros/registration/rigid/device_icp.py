@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The costly half of an alignment's step on a GPU: nearest points, and sums over them. numpy solves the rest."""
+"""The expensive half of an ICP step on a GPU: nearest points and sums over them. numpy does the rest."""
 
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -15,7 +15,7 @@ from lepard_ros.registration.types import Surface
 
 
 def equations_for(device: str) -> Callable[[Surface, Surface, FloatArray, float, IcpSettings], Equations]:
-    """What makes an alignment's equations on a device: by trees of numpy's arrays on the CPU."""
+    """The function that builds the ICP equations on a device: with k-d trees on the CPU."""
     return equations if torch.device(device).type == "cpu" else partial(equations_on, device)
 
 
@@ -28,7 +28,7 @@ def on_device(surface: Surface, device: str) -> tuple[Tensor, Tensor]:
 def equations_on(
     device: str, source: Surface, target: Surface, transforms: FloatArray, reach: float, settings: IcpSettings
 ) -> Equations:
-    """What `icp.equations` gives, for motions (H, 4, 4), computed on a device."""
+    """`icp.equations` for motions (H, 4, 4), computed on a device."""
     (own, own_normals), (points, normals) = on_device(source, device), on_device(target, device)
     motions = torch.as_tensor(transforms, device=device)
     turns = motions[:, :3, :3].transpose(1, 2)

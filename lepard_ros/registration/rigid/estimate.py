@@ -28,17 +28,17 @@ from lepard_ros.registration.rigid.device_icp import equations_for
 from lepard_ros.registration.rigid.icp import IcpSettings, align, sample, touch, tukey
 from lepard_ros.registration.types import Matches, Registration, StageClock, Status, Surface
 
-MIN_POINTS = 60  # of a surface: with fewer nothing is tried
-VERIFY_POINTS, VERIFY_ITERATIONS = 800, 5  # spent on each hypothesis
-REFINE_ITERATIONS = 20  # spent on the best one
+MIN_POINTS = 60  # minimum number of points of a surface
+VERIFY_POINTS, VERIFY_ITERATIONS = 800, 5  # for each hypothesis
+REFINE_ITERATIONS = 20  # for the best one
 
 
 @dataclass(frozen=True)
 class RigidSettings:
     """Settings of `register_matches`.
 
-    refine_points: on which the best hypothesis is refined. patch: metres over which residuals share one error, see
-    `alignment_covariance`. device: where hypotheses and the steps of the alignment are computed.
+    refine_points: number of points for refining the best hypothesis. patch: correlation length of residuals in metres,
+    see `alignment_covariance`. device: for hypotheses and ICP steps.
     """
 
     consistency: ConsistencySettings = field(default_factory=ConsistencySettings)
@@ -49,7 +49,7 @@ class RigidSettings:
     device: str = "cpu"
 
     def widened(self, factor: float) -> "RigidSettings":
-        """The same for matches that are so many times less exact."""
+        """The same settings for matches that are less accurate by a factor."""
         few = self.consistency
         lengths = {name: factor * getattr(few, name) for name in ("length_tolerance", "inlier_radius")}
         rule = replace(self.acceptance, match_radius=factor * self.acceptance.match_radius)
@@ -64,10 +64,10 @@ def register_matches(
     method: str = "lepard",
     further: FloatArray | None = None,
 ) -> Registration:
-    """Align the source to the target, or say why not.
+    """Align the source to the target, or report why that failed.
 
-    Hypotheses from the matches (and `further` motions (H, 4, 4) from elsewhere), each verified on the surfaces; the
-    best is refined and judged.
+    Hypotheses from the matches (and `further` motions (H, 4, 4)) are verified on the surfaces; the best one is refined
+    and tested for acceptance.
     """
     settings = settings or RigidSettings()
     matches = checked_matches(matches)
@@ -87,7 +87,7 @@ def register_matches(
 def candidate_motions(
     matches: Matches, source: Surface, target: Surface, settings: RigidSettings
 ) -> tuple[FloatArray, Status]:
-    """Distinct motions (H, 4, 4) on which matches between two surfaces agree, best first, and why there is none."""
+    """Distinct motions (H, 4, 4) supported by matches between two surfaces, best first, or why there are none."""
     return _usable(_hypotheses(matches, source, target, settings), matches, target.spacing)
 
 
@@ -99,7 +99,7 @@ def register_candidates(
     settings: RigidSettings,
     clock: StageClock | None = None,
 ) -> Registration:
-    """Verify motions (H, 4, 4) on the surfaces, refine the best one and judge it."""
+    """Verify motions (H, 4, 4) on the surfaces, refine the best one and test it for acceptance."""
     clock = clock or StageClock()
     best = _verify(matches, source, target, candidates, settings)
     clock.stop("verification")
@@ -157,7 +157,7 @@ def normals_at(points: FloatArray, surface: Surface) -> FloatArray:
 
 
 def _usable(hypotheses: Hypotheses, matches: Matches, spacing: float) -> tuple[FloatArray, Status]:
-    """Hypotheses (H, 4, 4) whose inliers are enough and not on one line; and the reason if none is."""
+    """Hypotheses (H, 4, 4) with enough inliers that are not collinear; and the reason if there are none."""
     inliers = hypotheses.inliers.cpu().numpy()
     enough = inliers.sum(1) >= MIN_INLIERS
     spread = np.array([_breadth(matches.source[row]) for row in inliers]) > spacing
@@ -186,7 +186,7 @@ def _verify(
 def _refine(
     matches: Matches, source: Surface, target: Surface, transform: FloatArray, settings: RigidSettings
 ) -> Registration:
-    """Align one motion (1, 4, 4) to convergence and judge it."""
+    """Refine one motion (1, 4, 4) to convergence and test it for acceptance."""
     many = sample(source, settings.refine_points)
     make = equations_for(settings.device)
     transform, settled = align(many, target, transform, REFINE_ITERATIONS, settings.icp, make)
@@ -203,9 +203,9 @@ def verdict(
     settled: bool,
     settings: RigidSettings,
 ) -> Registration:
-    """The one verdict on an aligned motion (1, 4, 4), whether matches or a guess led to it.
+    """Test an aligned motion (1, 4, 4) for acceptance, whether it came from matches or from a guess.
 
-    evidence: of this motion. settled: whether the alignment converged. matches: only to say which of them agree.
+    evidence: for this motion. settled: whether the alignment converged. matches: used only to report the inliers.
     """
     status = judge(evidence, settings.acceptance)
     if status is Status.OK and not settled:

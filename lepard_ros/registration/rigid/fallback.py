@@ -10,19 +10,19 @@ from lepard_ros.registration.rigid.estimate import RigidSettings, register_match
 from lepard_ros.registration.rigid.icp import sample
 from lepard_ros.registration.types import NO_MATCHES, Matches, Registration, Surface
 
-RADIUS, MAX_NEIGHBOURS = 5.0, 100  # of a feature: in spacings, and the points in it
+RADIUS, MAX_NEIGHBOURS = 5.0, 100  # of a feature: radius in spacings, and maximum number of points
 MAX_POINTS = 5000  # of a cloud
 MAX_MATCHES = 1500
 
 
 def register_fpfh(source: Surface, target: Surface, rigid: RigidSettings | None = None) -> Registration:
-    """Align by FPFH features instead of the network's, under the same rule; `method` of the result is "fpfh"."""
+    """Align with FPFH features instead of the network's, with the same acceptance rule; `method` is "fpfh"."""
     matches = match_fpfh(source, target)
     return register_matches(matches, source, target, rigid, method="fpfh")
 
 
 def match_fpfh(source: Surface, target: Surface) -> Matches:
-    """Points that are each other's nearest in feature space first, then the other nearest ones."""
+    """Matches by nearest features: mutual ones first, then the others."""
     source, target = sample(source, MAX_POINTS), sample(target, MAX_POINTS)
     if min(len(source.points), len(target.points)) == 0:
         return NO_MATCHES
@@ -45,7 +45,7 @@ def fpfh(surface: Surface) -> Tensor:
 
 
 def _nearest_features(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """For each source feature: its nearest target (N,), whether they chose each other (N,), the distance (N,)."""
+    """For each source feature: nearest target (N,), whether the match is mutual (N,), the distance (N,)."""
     squared = torch.addmm((target**2).sum(1), source, target.T, alpha=-2.0).add_((source**2).sum(1, keepdim=True))
     nearest = squared.min(dim=1)
     mutual = nearest.values <= squared.amin(dim=0)[nearest.indices]  # amin is ten times faster than min with indices

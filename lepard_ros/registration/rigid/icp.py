@@ -20,8 +20,8 @@ MIN_FACING = 0.5  # cosine between normals that agree
 class IcpSettings:
     """Lengths in multiples of the target's spacing.
 
-    first_reach, last_reach: how far a source point looks for the target's surface at the start and at the end.
-    kernel: residual at which a point stops pulling, of the reach. damping: of the normal equations.
+    first_reach, last_reach: maximum correspondence distance at the start and at the end.
+    kernel: cut-off of the robust kernel, as a share of the reach. damping: of the normal equations.
     """
 
     first_reach: float = 3.0
@@ -31,7 +31,7 @@ class IcpSettings:
 
 
 class Contact(NamedTuple):
-    """Where moved source points meet the target.
+    """Correspondences of moved source points with the target.
 
     moved: (H, n, 3). normal: (H, n, 3) of the nearest target point. distance: (H, n) metres to it, infinite out of
     reach. residual: (H, n) metres along its normal. touching: (H, n), within reach and with normals that agree.
@@ -50,7 +50,7 @@ class Contact(NamedTuple):
 
 @kept_for_surface
 def sample(surface: Surface, max_points: int) -> Surface:
-    """At most `max_points` points of a surface, evenly and always the same ones."""
+    """At most `max_points` evenly spaced points of a surface; deterministic."""
     count = len(surface.points)
     if count <= max_points:
         return surface
@@ -61,7 +61,7 @@ def sample(surface: Surface, max_points: int) -> Surface:
 def touch(source: Surface, target: Surface, transforms: FloatArray, reach: float) -> Contact:
     """The nearest target points within `reach` metres whose normals agree. transforms: (H, 4, 4).
 
-    Up to their sign, where a viewpoint is not known: which side was seen is then a guess.
+    If a viewpoint is unknown, the sign of the normals is ignored.
     """
     moved = move(transforms, source.points)
     distance, index = target.tree.query(moved, distance_upper_bound=reach)
@@ -76,15 +76,15 @@ def touch(source: Surface, target: Surface, transforms: FloatArray, reach: float
 
 
 def tukey(residual: FloatArray, limit: float) -> FloatArray:
-    """Tukey's weights: one at zero, smoothly to zero at `limit` and beyond."""
+    """Tukey weights: one at zero, falling smoothly to zero at `limit`."""
     return np.clip(1.0 - (residual / limit) ** 2, 0.0, None) ** 2
 
 
 def normal_equations(contact: Contact, weight: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Hessian (H, 6, 6), gradient (H, 6) and centre (H, 3) of the point-to-plane error.
 
-    The unknown is [translation, rotation vector], a step in the target's frame that turns about `centre`, the mean
-    of the touching points: about a far origin translation and rotation could hardly be told apart.
+    The unknown is [translation, rotation vector], a step in the target's frame that rotates about `centre`, the mean
+    of the touching points: about a distant origin, translation and rotation would be nearly indistinguishable.
     """
     total = np.maximum(weight.sum(1), 1e-12)
     centre = np.einsum("hn,hni->hi", weight, contact.moved) / total[:, None]
@@ -119,7 +119,7 @@ def equations(
 
 
 def step(given: Equations, damping: float) -> FloatArray:
-    """The Gauss-Newton motions (H, 4, 4) in the target's frame; damped, so that what is undetermined stays put."""
+    """The Gauss-Newton steps (H, 4, 4) in the target's frame; damped, so that unconstrained directions do not move."""
     scale = np.maximum(given.total, 1.0)[:, None, None]
     twist = -np.linalg.solve(given.hessian + damping * scale * np.eye(6), given.gradient[..., None])[..., 0]
     motion = exponential(twist)
@@ -137,7 +137,7 @@ def align(
 ) -> tuple[FloatArray, NDArray[np.bool_]]:
     """Refine motions (H, 4, 4) for at most `iterations` steps while the reach shrinks.
 
-    make: what makes the equations of a step; `device_icp.equations_on` does it on a GPU.
+    make: builds the equations of a step; `device_icp.equations_on` does so on a GPU.
     Returns the refined motions and (H,) bool: whether the last step was below a twentieth of the spacing.
     """
     transforms = np.asarray(transforms, dtype=np.float64)
@@ -155,5 +155,5 @@ def align(
 
 
 def _largest_shift(motion: FloatArray, corners: FloatArray) -> FloatArray:
-    """How far a step moves the corners of the points' bounding box at most. (H, 4, 4), (H, 2, 3) -> (H,) metres."""
+    """Maximum motion of the corners of the points' bounding box. (H, 4, 4), (H, 2, 3) -> (H,) metres."""
     return np.linalg.norm(move(motion, corners) - corners, axis=2).max(axis=1)

@@ -1,8 +1,8 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Which motions the touching surfaces leave open: a bare corridor lets a cloud slide along it, and fits everywhere.
+"""Unconstrained directions of an alignment: in a bare corridor a cloud can slide along the walls and fits everywhere.
 
-The Hessian of the alignment alone does not tell. Normals are noisy, and on bare walls their noise resists sliding as a
-few real edges would. Neighbouring points share the surface but hardly the noise, so here the curvature is summed over
+The Hessian of the alignment alone does not reveal them: noise of the normals on bare walls constrains sliding as much
+as a few real edges do. Neighbouring points share the surface but hardly the noise, so here the Hessian is summed over
 pairs of different points of a patch, where the noise averages out.
 """
 
@@ -18,30 +18,31 @@ from lepard_ros.registration.types import Surface
 
 PATCH = 7.0  # spacings: the side of a patch
 REACH = 1.5  # spacings within which surfaces touch
-# The mean sine by which the normals must resist a motion, or it is open. With true motions of synthesised clouds, bare
-# corridors resist sliding by up to 0.02; the least that rooms and furnished corridors showed is 0.066. At 0.04 right
-# motions of a real desk were taken for open (TUM fr1_desk, every tenth frame: 16 of 20 instead of 18).
+# A direction is unconstrained if the mean sine between it and the surfaces is below this. With true motions of
+# synthetic clouds, bare corridors have up to 0.02 along the corridor; the minimum for rooms and furnished corridors is
+# 0.066. At 0.04, correct motions of a real desk were rejected (TUM fr1_desk, every tenth frame: 16 of 20 instead of
+# 18).
 HELD = 0.025
-# Share of the cloud that must lie on the other one to be judged: HELD was set on such contacts.
+# Minimum overlap for this test: HELD was set on such contacts.
 MIN_OVERLAP = 0.5
 
 
 class Slack(NamedTuple):
-    """Motions that an alignment leaves open.
+    """Unconstrained directions of an alignment.
 
-    directions: (6, K) in the target's frame, [shift, turn] about `centre` (3,), each moves the touching points by one
-    metre in the mean.
+    directions: (6, K) in the target's frame, [translation, rotation] about `centre` (3,); each moves the touching
+    points by one metre on average.
     """
 
     directions: FloatArray
     centre: FloatArray
 
     def __bool__(self) -> bool:
-        """Whether anything is open."""
+        """Whether any direction is unconstrained."""
         return self.directions.shape[1] > 0
 
     def keep(self, motion: FloatArray, predicted: FloatArray) -> FloatArray:
-        """A motion (4, 4) with what is open as `predicted` (4, 4) says, and all else as it was."""
+        """A motion (4, 4) with its unconstrained directions taken from `predicted` (4, 4)."""
         apart = predicted @ invert(motion)
         shift = apart[:3, 3] + apart[:3, :3] @ self.centre - self.centre
         turn = np.array([apart[2, 1] - apart[1, 2], apart[0, 2] - apart[2, 0], apart[1, 0] - apart[0, 1]]) / 2
@@ -51,15 +52,15 @@ class Slack(NamedTuple):
         return step @ motion
 
     def covariance(self, motion: FloatArray, sigma: float) -> FloatArray:
-        """(6, 6) of a motion (4, 4) that is wrong by `sigma` metres at the touching points in what is open."""
+        """Covariance (6, 6) of a motion (4, 4) with an error of `sigma` metres in its unconstrained directions."""
         carry = turn_about(motion[:3, 3] - self.centre) @ self.directions
         return sigma**2 * carry @ carry.T
 
 
 def slack_between(source: Surface, target: Surface, motion: FloatArray, points: int) -> Slack:
-    """What a motion (4, 4) of the source onto the target leaves open, from at most so many points of the source.
+    """The unconstrained directions of a motion (4, 4) of the source to the target, from a sample of the source.
 
-    Nothing, as far as one can tell, where they share too little.
+    None are reported if the overlap is too small.
     """
     contact = touch(sample(source, points), target, motion[None], REACH * target.spacing)
     lying = contact.lying(target.spacing)[0].astype(float)
@@ -69,7 +70,7 @@ def slack_between(source: Surface, target: Surface, motion: FloatArray, points: 
 
 
 def slack_of(contact: Contact, weight: FloatArray, patch: float) -> Slack:
-    """What a contact (of one motion) leaves open. weight: (n,). patch: metres."""
+    """The unconstrained directions of a contact (of one motion). weight: (n,). patch: metres."""
     used = weight > 0
     points, normals, weight = contact.moved[0][used], contact.normal[0][used], weight[used]
     if len(points) < 3:
@@ -77,7 +78,9 @@ def slack_of(contact: Contact, weight: FloatArray, patch: float) -> Slack:
     centre = weight @ points / weight.sum()
     arms = points - centre
     radius = max(float(np.sqrt(weight @ (arms**2).sum(1) / weight.sum())), 1e-6)
-    rows = np.concatenate([normals, np.cross(arms, normals) / radius], axis=1)  # a turn counts as its shift at `radius`
+    rows = np.concatenate(
+        [normals, np.cross(arms, normals) / radius], axis=1
+    )  # rotation in units of motion at `radius`
     strength, axes = np.linalg.eigh(_shared_curvature(points, rows, weight, patch))
     loose = axes[:, strength < HELD**2]
     loose[3:] /= radius
@@ -85,7 +88,7 @@ def slack_of(contact: Contact, weight: FloatArray, patch: float) -> Slack:
 
 
 def _shared_curvature(points: FloatArray, rows: FloatArray, weight: FloatArray, patch: float) -> FloatArray:
-    """The mean product (6, 6) of the rows (n, 6) of two different points of one patch; a lone point has no say."""
+    """The mean product (6, 6) of the rows (n, 6) of two different points of one patch; single points are ignored."""
     _, place = np.unique(np.floor(points / patch).astype(np.int64), axis=0, return_inverse=True)
     place = place.reshape(-1)
     count = int(place.max()) + 1

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The `lepard` command: finds the module of a subcommand and hands over to it.
+"""The `lepard` command: imports the module of a subcommand and runs it.
 
 A subcommand's module has `HELP: str`, `add_arguments(parser)` and `run(args) -> int`. It is imported only when the
 subcommand is called, so that `lepard --help` is quick and needs neither torch nor ROS. `args.command` (also
@@ -23,7 +23,7 @@ from lepard_ros.network.threads import Threads, choose_threads, wait_without_spi
 
 
 class Command(NamedTuple):
-    """Where a subcommand lives, its line in the overview, and whether it computes for long enough to choose threads."""
+    """Module of a subcommand, its summary, and whether it runs long enough to choose the number of threads."""
 
     module: str
     summary: str
@@ -32,27 +32,29 @@ class Command(NamedTuple):
 
 COMMANDS: dict[str, Command] = {
     "demo": Command(
-        "lepard_ros.commands.demo", "track a synthesised sensor through the real node, with pictures", computes=True
+        "lepard_ros.commands.demo", "track a synthetic sensor with the real node and make a report", computes=True
     ),
-    "match": Command("lepard_ros.commands.match", "match two cloud files and print how they align", computes=True),
+    "match": Command("lepard_ros.commands.match", "match two cloud files and print the alignment", computes=True),
     "node": Command("lepard_ros.ros.main", "run the ROS 2 node"),
     "replay": Command("lepard_ros.commands.replay", "track a recorded bag, every frame in order", computes=True),
-    "map": Command("lepard_ros.commands.map", "look into, export, merge or draw saved maps", computes=True),
+    "map": Command("lepard_ros.commands.map", "inspect, export, merge or draw saved maps", computes=True),
     "bag": Command("lepard_ros.commands.bag", "make, list or play a bag"),
     "evaluate": Command(
         "lepard_ros.commands.evaluate", "compare methods on pairs or bags with ground truth", computes=True
     ),
     "reproduce": Command(
-        "lepard_ros.commands.reproduce", "the paper's tables from the published data and weights", computes=True
+        "lepard_ros.commands.reproduce",
+        "reproduce the paper's tables from the published data and weights",
+        computes=True,
     ),
     "train": Command("lepard_ros.commands.train", "train the network", computes=True),
     "synthesise": Command("lepard_ros.commands.synthesise", "generate training data", computes=True),
-    "convert": Command("lepard_ros.commands.weights", "turn the authors' checkpoint into safetensors"),
-    "export": Command("lepard_ros.commands.weights", "write the network as ONNX graphs"),
-    "info": Command("lepard_ros.commands.weights", "say what a weights file holds"),
+    "convert": Command("lepard_ros.commands.weights", "convert an authors' checkpoint to safetensors"),
+    "export": Command("lepard_ros.commands.weights", "export the network as ONNX graphs"),
+    "info": Command("lepard_ros.commands.weights", "describe a weights file"),
 }
 
-# Which extra of `pip install` brings a module that is missing; what is not named here belongs to the core.
+# The extra of `pip install` that provides a missing module; others belong to the core.
 _EXTRAS = {
     "rclpy": "ros",
     "tf2_msgs": "ros",
@@ -76,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _run(arguments, ros_arguments)
         finally:
-            sys.stdout.flush()  # here, where a closed pipe is understood, and not at the interpreter's end
+            sys.stdout.flush()  # here, where a closed pipe is handled, not at interpreter exit
     except InputError as error:
         print(f"lepard: {error}", file=sys.stderr)
         return 2
@@ -86,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         if not _reader_is_gone():
             raise
-        return 141  # as a program that SIGPIPE ended: `lepard info rigid | head -2` is no mistake
+        return 141  # like a program ended by SIGPIPE: `lepard info rigid | head -2` is not an error
 
 
 def _reader_is_gone() -> bool:
@@ -104,7 +106,7 @@ def _reader_is_gone() -> bool:
 
 
 def split_ros_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split off what belongs to ROS: everything from `--ros-args` on, which argparse cannot understand."""
+    """Split off the ROS arguments: everything from `--ros-args` on, which argparse cannot parse."""
     position = list(arguments).index("--ros-args") if "--ros-args" in arguments else len(arguments)
     return list(arguments[:position]), list(arguments[position:])
 
@@ -117,7 +119,7 @@ def _run(arguments: list[str], ros_arguments: list[str]) -> int:
     if name in ("-V", "--version"):
         print(f"lepard_ros {__version__}")
         return 0
-    # The choices of a program, not of a library that others import. Threads first: torch asks when it is imported.
+    # Programs choose this, not the library. Threads first: torch reads them when it is imported.
     wait_without_spinning()
     threads = choose_threads() if COMMANDS[name].computes else None
     try:
@@ -127,7 +129,7 @@ def _run(arguments: list[str], ros_arguments: list[str]) -> int:
         args.ros_arguments = ros_arguments
         keep_freed_memory()
         code = int(module.run(args))
-        if threads is not None:  # after the work: bad input is answered with one sentence and nothing else
+        if threads is not None:  # at the end, so that an input error prints nothing but its message
             print(_threads_line(threads, getattr(args, "jobs", 1)), file=sys.stderr)
         return code
     except ModuleNotFoundError as error:
@@ -135,14 +137,14 @@ def _run(arguments: list[str], ros_arguments: list[str]) -> int:
 
 
 def _threads_line(threads: Threads, jobs: int) -> str:
-    """What was chosen. jobs: processes that shared the work, each with one thread."""
+    """A line about the chosen threads. jobs: number of worker processes, with one thread each."""
     if jobs > 1:
         return f"lepard: ran in {jobs} processes of one thread each; --jobs sets another number."
     return f"lepard: ran with {threads.number} thread{'s' if threads.number > 1 else ''} {threads.why}."
 
 
 def _parse_name(arguments: list[str]) -> str | None:
-    """The subcommand's name or a version flag; None if help is wanted; InputError with the nearest name otherwise."""
+    """The subcommand's name or a version flag; None for help; raises InputError with the nearest name otherwise."""
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         return None
     name = arguments[0]
@@ -182,7 +184,7 @@ def _parser(name: str, module: ModuleType) -> argparse.ArgumentParser:
 
 
 def _missing_module(name: str, error: ModuleNotFoundError) -> str:
-    """One sentence for a module that cannot be imported: ours is not built yet, a foreign one has to be installed."""
+    """The message for a module that cannot be imported: not built yet (ours) or not installed (others)."""
     missing = error.name or str(error)
     if missing == COMMANDS[name].module:
         return f"`lepard {name}` is not part of this version."

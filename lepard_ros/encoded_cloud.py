@@ -21,21 +21,21 @@ from lepard_ros.network.lepard import Lepard, pad_clouds
 from lepard_ros.registration.types import Surface
 
 PointsLike = NDArray[np.floating] | Tensor
-# A cloud on the network's grid has at most this many points; of a larger one, those nearest to the sensor are kept.
+# Maximum number of points of a cloud on the network's grid; a larger cloud keeps those nearest to the sensor.
 MAX_POINTS = 40_000
-# And this many coarse points: attention compares all with all. A furnished room of 60 square metres has about 2,000.
+# Maximum number of coarse points: attention is quadratic. A furnished room of 60 square metres has about 2,000.
 MAX_COARSE = 2_500
 # Raw rigid clouds are compared on a grid on which the smaller one has about GOOD_POINTS cells: the network was trained
-# on rooms of a 5 cm grid, and reads a desk or a street as a room of another scale. Its own grid stays where it gives
-# between that and MANY_POINTS. Cells hold at least POINTS_PER_CELL points in the mean, or they would be the raw points.
+# on rooms with a 5 cm grid, and treats a desk or a street as a room at another scale. Its own grid is kept if it gives
+# between that and MANY_POINTS. Cells hold at least POINTS_PER_CELL points on average; finer cells would be raw points.
 GOOD_POINTS, MANY_POINTS, POINTS_PER_CELL = 6_000, 20_000, 1.8
-# Points of which gridding would leave more than this share were on a grid before.
+# Points of which gridding would keep more than this share are already on a grid.
 ON_GRID = 0.8
 # The origin is taken for the sensor's place unless the whole cloud is further away than this, in metres.
 MAX_RANGE = 30.0
 # Clouds whose centre is further from the origin than this (metres) are moved to it: float32 would round their points.
 FAR = 500.0
-# The name of the device that is none: onnxruntime runs the network, on whatever it was built for.
+# The device name for which onnxruntime runs the network.
 ONNX = "onnx"
 
 
@@ -43,12 +43,12 @@ ONNX = "onnx"
 class EncodedCloud:
     """An encoded cloud: its surface and features. Encode once, match often.
 
-    surface: the cloud on its grid, with normals, in the cloud's frame less `offset` (3,) metres, which is zero but for
-    clouds far from their origin. Tensors: coarse points, in metres times `scale`, and normals (n, 3), features (n, d);
-    fine features (N, c) and the coarse point of each fine one, owners (N,), both None without fine matching.
-    pyramid: kept for networks that normalise over both clouds of a pair, whose features (n, 0) wait for the other one.
-    reverse: the same cloud with its normals turned over, for one whose viewpoint is not known: which side of a surface
-    was seen is then settled by what it is matched with. It is not stored.
+    surface: the cloud on its grid, with normals, in the cloud's frame minus `offset` (3,) metres, which is zero except
+    for clouds far from their origin. Tensors: coarse points, in metres times `scale`, and normals (n, 3), features
+    (n, d); fine features (N, c) and the coarse point of each fine one, owners (N,), both None without fine matching.
+    pyramid: kept for networks that normalise over both clouds of a pair, whose features (n, 0) depend on the other one.
+    reverse: the same cloud with flipped normals, if its viewpoint is unknown: matching then decides which side was
+    observed. It is not stored.
     """
 
     surface: Surface
@@ -65,7 +65,7 @@ class EncodedCloud:
     reverse: "EncodedCloud | None" = None
 
     def __len__(self) -> int:
-        """How many coarse points there are."""
+        """Number of coarse points."""
         return len(self.points)
 
     @property
@@ -83,7 +83,7 @@ class EncodedCloud:
         return sum(t.element_size() * t.nelement() for t in tensors) + surface
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """As plain arrays, to be stored in a map."""
+        """As plain arrays, for storage in a map."""
         tensors = {"points": self.points, "normals": self.normals, "features": self.features}
         optional = {"fine_features": self.fine_features, "owners": self.owners}
         tensors |= {name: value for name, value in optional.items() if value is not None}
@@ -99,7 +99,7 @@ class EncodedCloud:
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, NDArray[Any]], device: str | torch.device = "cpu") -> "EncodedCloud":
-        """From what `to_arrays` gave."""
+        """From the arrays of `to_arrays`."""
         try:
             surface = Surface(
                 arrays["surface_points"], arrays["surface_normals"], float(arrays["spacing"]), arrays["viewpoint"]
@@ -129,15 +129,15 @@ def encode_cloud(
     prepared: bool,
     gridded: bool | None = None,
 ) -> EncodedCloud:
-    """Describe a cloud (N, 3) on a grid in metres; rows that are not finite are left out.
+    """Encode a cloud (N, 3) on a grid in metres; rows that are not finite are ignored.
 
-    viewpoint: (3,), None or UNKNOWN, see `choose_viewpoint`. prepared: whether the transformer's first, separate layers
-    run too. gridded: whether the points lie on the grid already (None: if gridding would merge less than a fifth).
+    viewpoint: (3,), None or UNKNOWN, see `choose_viewpoint`. prepared: also run the transformer's first self attention.
+    gridded: the points are already on the grid (None: if gridding would merge less than a fifth).
     A cloud with fewer than 3 points gives an encoded cloud of length 0, which matches nothing.
     """
     started = time.perf_counter()
     points = checked_points(points)
-    scale = network.config.grid / grid  # the network knows one grid only: a finer one is a larger cloud
+    scale = network.config.grid / grid  # the network has one grid: a finer one is a larger cloud
     offset = far_offset(points)
     place = choose_viewpoint(points, viewpoint) - offset
     if len(points) < 3:
@@ -153,7 +153,7 @@ def encode_cloud(
 
 
 class CloudFrame(NamedTuple):
-    """Where a cloud was taken: see `EncodedCloud`. viewpoint: (3,) metres in the local frame, NaN if not known."""
+    """Offset and viewpoint, see `EncodedCloud`. viewpoint: (3,) metres in the local frame, NaN if unknown."""
 
     offset: NDArray[np.float64]
     viewpoint: NDArray[np.float64]
@@ -163,7 +163,7 @@ class CloudFrame(NamedTuple):
 
 
 def describe(network: Lepard, pyramid: Pyramid, frame: CloudFrame, prepared: bool) -> EncodedCloud:
-    """The network's features of a pyramid; none yet if it normalises over both clouds of a pair."""
+    """The network's features of a pyramid; empty if it normalises over both clouds of a pair."""
     surface = Surface(
         as_array(pyramid.points[0]) / frame.scale,
         as_array(outward_normals(pyramid, frame)),
@@ -200,7 +200,7 @@ def outward_normals(pyramid: Pyramid, frame: CloudFrame) -> Tensor:
 
 @torch.no_grad()
 def encode_together(network: Lepard, source: EncodedCloud, target: EncodedCloud) -> tuple[EncodedCloud, EncodedCloud]:
-    """Both clouds of a pair with their features, for a network that normalises over both: authors' weights do."""
+    """Both clouds of a pair with features, for networks that normalise over both, as with the authors' weights."""
     device = source.points.device
     pyramids = [_kept_pyramid(network, cloud) for cloud in (source, target)]
     stacked = stack_pyramids(pyramids)
@@ -217,7 +217,7 @@ def encode_together(network: Lepard, source: EncodedCloud, target: EncodedCloud)
 
 
 def _kept_pyramid(network: Lepard, cloud: EncodedCloud) -> Pyramid:
-    """The pyramid of a cloud; rebuilt for one that came from a saved map."""
+    """The pyramid of a cloud; rebuilt for a cloud from a saved map."""
     if cloud.pyramid is not None:
         return cloud.pyramid
     places = cloud.surface.points, cloud.surface.viewpoint
@@ -226,7 +226,7 @@ def _kept_pyramid(network: Lepard, cloud: EncodedCloud) -> Pyramid:
 
 
 def mixed_precision(network: Lepard, device: torch.device) -> torch.autocast:
-    """Half precision on a GPU, but not for weights that are to give the authors' numbers."""
+    """Half precision on a GPU, except for weights that must reproduce the authors' numbers."""
     return torch.autocast(device.type, enabled=device.type == "cuda" and network.config.normalisation != "joint")
 
 
@@ -243,7 +243,7 @@ def empty_cloud(
     weights_id: str,
     device: torch.device,
 ) -> EncodedCloud:
-    """What a cloud of fewer than 3 points becomes."""
+    """The encoded cloud of fewer than 3 points."""
     none = torch.zeros(0, 3, device=device)
     surface = Surface(np.zeros((0, 3)), np.zeros((0, 3)), grid, viewpoint)
     features = torch.zeros(0, config.feature_dim, device=device)
@@ -251,15 +251,15 @@ def empty_cloud(
 
 
 def bounded_pyramid(points: Tensor, eye: Tensor | None, config: LepardConfig, gridded: bool | None = None) -> Pyramid:
-    """The pyramid of a cloud (N, 3), of its part nearest to the sensor (or its middle) if the whole would be too large.
+    """The pyramid of a cloud (N, 3); a cloud that is too large keeps the part nearest to the sensor (or its centre).
 
-    eye: (3,) where the sensor stood, None if that is not known. gridded: whether the points lie on the grid already;
-    None: decided by how many of them would be merged.
+    eye: (3,) position of the sensor, None if unknown. gridded: the points are already on the grid; None: decided by how
+    many of them would be merged.
     """
     middle = points.mean(0) if eye is None else eye
     grid = points if gridded else grid_subsample(points, config.grid)[0]
     if gridded is None and len(grid) > ON_GRID * len(points):
-        grid = points  # a grid of another origin; gridding it again would only blur it
+        grid = points  # a grid with another origin; gridding again would blur it
     grid = nearest_points(grid, middle, MAX_POINTS)
     while True:
         coarse = grid_subsample(grid_subsample(grid, 2 * config.grid)[0], 4 * config.grid)[0]
@@ -269,7 +269,7 @@ def bounded_pyramid(points: Tensor, eye: Tensor | None, config: LepardConfig, gr
 
 
 def suitable_grid(clouds: Sequence[PointsLike], own: float, device: torch.device) -> float:
-    """The grid in metres on which raw clouds (N, 3) should be compared, given the network's own."""
+    """The grid in metres for comparing raw clouds (N, 3), given the network's own."""
     finite = [torch.from_numpy(checked_points(cloud)).to(device) for cloud in clouds]
     finite = [points for points in finite if len(points) >= 3]
     if not finite:
@@ -285,10 +285,10 @@ def suitable_grid(clouds: Sequence[PointsLike], own: float, device: torch.device
 
 
 def grid_with_cells(points: Tensor, start: float, wanted: float) -> float:
-    """The grid in metres on which points (N, 3) occupy about `wanted` cells, sought from `start` on.
+    """The grid in metres on which points (N, 3) occupy about `wanted` cells, searched from `start`.
 
-    The cells of a surface grow with the square of the resolution, so a few steps do; every step is bounded, because
-    a grid finer than the points has as many cells as points, whatever its size.
+    The number of cells of a surface grows with the square of the resolution, so a few steps are enough. Every step is
+    bounded, because a grid finer than the points always has as many cells as points.
     """
     grid = start
     for _ in range(20):
@@ -300,7 +300,7 @@ def grid_with_cells(points: Tensor, start: float, wanted: float) -> float:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of a name: auto takes CUDA where it is; with onnx, torch keeps the CPU."""
+    """The device of a name: auto uses CUDA if available; with onnx, torch uses the CPU."""
     if name == ONNX:
         return torch.device("cpu")
     if name == "auto":
@@ -313,7 +313,7 @@ def choose_device(name: str) -> torch.device:
         raise InputError(f"device {name!r} is not supported: use auto, cpu, cuda, cuda:0 or onnx.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InputError(
-            f"device {name!r} was asked for, but this machine has {torch.cuda.device_count()} CUDA devices: use cpu."
+            f"device {name!r} is not available: this machine has {torch.cuda.device_count()} CUDA devices; use cpu."
         )
     return device
 
@@ -335,7 +335,7 @@ def checked_points(points: PointsLike) -> NDArray[np.floating]:
 
 
 def far_offset(points: NDArray[np.floating]) -> NDArray[np.float64]:
-    """What to subtract so that float32 keeps millimetres: zero for clouds near their origin."""
+    """The offset to subtract so that float32 keeps millimetres: zero for clouds near their origin."""
     if len(points) == 0:
         return np.zeros(3)
     centre = np.median(points[:: max(1, len(points) // 10_000)], axis=0).astype(np.float64)
@@ -343,9 +343,9 @@ def far_offset(points: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def choose_viewpoint(points: NDArray[np.floating], viewpoint: PointsLike | str | None) -> NDArray[np.float64]:
-    """Where the sensor stood, (3,): the given place, or the origin if None is given; NaN where it is not known.
+    """The viewpoint (3,): as given, or the origin for None; NaN if it is unknown.
 
-    It is not known if UNKNOWN is given, or nothing is and the whole cloud is far from the origin.
+    It is unknown if UNKNOWN is given, or if None is given and the whole cloud is far from the origin.
     """
     if isinstance(viewpoint, str):
         if viewpoint != UNKNOWN:
@@ -356,13 +356,13 @@ def choose_viewpoint(points: NDArray[np.floating], viewpoint: PointsLike | str |
         if place.shape != (3,) or not np.isfinite(place).all():
             raise InputError(f"the viewpoint must be three finite numbers in metres or {UNKNOWN!r}.")
         return place
-    sample = points[:: max(1, len(points) // 1000)]  # enough to tell a sensor's cloud from one far away
+    sample = points[:: max(1, len(points) // 1000)]  # enough to detect a cloud far from the origin
     far = len(points) and np.abs(sample).max(axis=1).min() > MAX_RANGE
     return np.full(3, np.nan) if far else np.zeros(3)
 
 
 def nearest_points(points: Tensor, place: Tensor, limit: int) -> Tensor:
-    """At most `limit` of the points (N, 3), those nearest to a place, in their order."""
+    """At most `limit` of the points (N, 3), those nearest to a position, in their order."""
     if len(points) <= limit:
         return points
     keep = (points - place).norm(dim=1).topk(limit, largest=False).indices

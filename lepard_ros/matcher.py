@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The public API of the core: encode clouds once, match them, register or warp one onto another."""
+"""The public API of the core: encode clouds once, then match, register or warp them."""
 
 import os
 import time
@@ -40,13 +40,13 @@ from lepard_ros.registration.types import NO_MATCHES, Matches, Registration, Sta
 __all__ = ["EncodedCloud", "Matcher", "MatcherSettings", "PointsLike"]
 
 Side = tuple[EncodedCloud, EncodedCloud, Matches]
-SMALL_CELLS = 12  # a cloud of fewer cells across is a thing, not a place
-HARDER = 2.0  # by how much points, matches, seeds and hypotheses grow in a further try
-MAX_SIDES = 2  # of clouds without a viewpoint, that are tried once more
-COARSE_TOLERANCE = 2.0  # tolerances of coarse matches, over those of fine ones
-MAX_GUIDED = 3  # repositioned pairs whose fine matches are sought
-SUREST = 50  # coarse matches by which repositioned pairs are compared
-# A turn (3, 3) about no axis of the grid: the same points then fall into other cells.
+SMALL_CELLS = 12  # a cloud with fewer cells across is an object, not a place
+HARDER = 2.0  # factor on points, matches, seeds and hypotheses in a further try
+MAX_SIDES = 2  # orientations of clouds without a viewpoint that are tried again
+COARSE_TOLERANCE = 2.0  # factor on the tolerances for coarse matches, relative to fine ones
+MAX_GUIDED = 3  # repositioned pairs for which fine matches are computed
+SUREST = 50  # most confident coarse matches that rank repositioned pairs
+# A rotation (3, 3) about no grid axis: the same points then fall into other cells.
 TURN = exponential(np.array([[0.0, 0.0, 0.0, 0.5, 0.4, 0.3]]))[0, :3, :3]
 
 if TYPE_CHECKING:
@@ -56,17 +56,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MatcherSettings:
-    """Choices at run time.
+    """Runtime settings of a matcher.
 
-    fine_points: so many points of the source look for their partner among all points of the target (all that there are,
-    if fewer). fine_matches: most matches kept. guided: whether the transformer's coarse matches guide them (None: where
-    scenes deform; of rigid scenes the descriptors alone register more pairs, docs/training.md). grid: metres, on which
-    clouds are encoded (None: the network's own, or for raw rigid clouds one that suits their size). gridded: whether
-    clouds lie on that grid already, as the benchmarks' files on the paper's (None: if hardly two of their points share
-    a cell). rigid: how a motion is found from the matches.
-    effort: further tries that `register` may spend on a pair that was refused; see `Matcher.register`.
-    repositionings: in a further try, so many hypotheses reposition the source for the transformer, whose matches then
-    suggest motions of their own (0: none).
+    fine_points: maximum number of source points that are matched against all target points. fine_matches: maximum
+    number of matches. guided: whether the transformer's coarse matches guide the fine ones (None: for deformable scenes
+    only; in rigid scenes the descriptors alone register more pairs, see docs/training.md). grid: metres, for encoding
+    (None: the network's own, or for raw rigid clouds one that suits their size). gridded: clouds are already on that
+    grid, like the files of the benchmarks (None: if hardly any two points share a cell). rigid: how a motion is
+    estimated from the matches.
+    effort: further tries of `register` for a refused pair; see `Matcher.register`.
+    repositionings: number of hypotheses that reposition the source for the transformer in a further try; its matches
+    then give additional motions (0: none).
     """
 
     fine_points: int = 1500
@@ -93,7 +93,7 @@ class Matcher:
     def __init__(
         self, network: Lepard, card: Card, device: str = "auto", settings: MatcherSettings | None = None
     ) -> None:
-        """network and card as `network.weights.load` gives them; device: auto, cpu, cuda, cuda:i or onnx."""
+        """network and card: from `network.weights.load`. device: auto, cpu, cuda, cuda:i or onnx."""
         self.device = choose_device(device)
         if device == ONNX:
             network = run_by_onnx(network, card.sha256)
@@ -101,7 +101,7 @@ class Matcher:
         self.card, self.config = card, network.config
         self.settings = settings or MatcherSettings()
         guided = card.mode == "deformable" if self.settings.guided is None else self.settings.guided
-        # Without fine features the coarse matches are all there is: they lie on a grid four times as wide.
+        # Without fine features there are only coarse matches, on a grid four times as wide.
         self.guided = guided or not self.config.fine_dim
         rigid = self.settings.rigid if self.config.fine_dim else self.settings.rigid.widened(COARSE_TOLERANCE)
         self.rigid = replace(rigid, device=str(self.device))
@@ -112,7 +112,7 @@ class Matcher:
     ) -> "Matcher":
         """A matcher with shipped weights ("rigid", "deformable") or those of a .safetensors file."""
         network, card = load(name)
-        if device == ONNX:  # graphs that `lepard export` wrote lie beside the weights
+        if device == ONNX:  # `lepard export` writes the graphs next to the weights
             network = run_by_onnx(network, card.sha256, find_weights(name).parent)
         return cls(network, card, device, settings)
 
@@ -124,11 +124,11 @@ class Matcher:
 
     @property
     def runs_on(self) -> str:
-        """What computes the network: cpu, cuda:i or onnx."""
+        """The device that runs the network: cpu, cuda:i or onnx."""
         return ONNX if isinstance(self.network, OnnxLepard) else str(self.device)
 
     def warm_up(self) -> None:
-        """Run once on a small synthetic cloud, so that the first real one is not slower."""
+        """Run once on a small synthetic cloud, so that the first real cloud is not slower."""
         side = torch.linspace(0, 20 * self.config.grid, 40)
         x, y = torch.meshgrid(side, side, indexing="ij")
         points = torch.stack([x, y, 1 + 0.2 * (9 * x).sin()], dim=-1).reshape(-1, 3)
@@ -138,11 +138,11 @@ class Matcher:
     def encode(
         self, points: PointsLike, viewpoint: PointsLike | str | None = None, grid: float | None = None
     ) -> EncodedCloud:
-        """Describe a cloud once.
+        """Encode a cloud.
 
-        points: (N, 3) metres; rows that are not finite are left out. viewpoint: (3,), where the sensor stood in the
-        cloud's frame (None: at its origin), or "unknown" for fused maps, models and clouds that were moved: it then
-        takes twice as long. grid: metres, if not the settings' own.
+        points: (N, 3) metres; rows that are not finite are ignored. viewpoint: (3,), position of the sensor in the
+        cloud's frame (None: at its origin), or "unknown" for fused maps, models and clouds that were moved; encoding
+        then takes twice as long. grid: metres, if not that of the settings.
         A cloud with fewer than 3 points gives an encoded cloud of length 0, which matches nothing.
         """
         grid = grid or self.settings.grid or self.config.grid
@@ -152,12 +152,12 @@ class Matcher:
     def encode_all(
         self, clouds: Sequence[PointsLike], viewpoints: Sequence[PointsLike | str | None] | None = None
     ) -> list[EncodedCloud]:
-        """Encode clouds that are to be compared, on one grid that suits them all."""
+        """Encode clouds for comparison, on one grid that suits them all."""
         grid, places = self.suitable_grid(clouds), viewpoints or [None] * len(clouds)
         return [self.encode(cloud, place, grid) for cloud, place in zip(clouds, places, strict=True)]
 
     def suitable_grid(self, clouds: Sequence[PointsLike]) -> float:
-        """The grid in metres on which raw clouds should be compared: of rigid scenes at any scale."""
+        """The grid in metres for comparing raw clouds, for rigid scenes at any scale."""
         own = self.settings.grid or self.config.grid
         if self.card.mode == "deformable" or not self.config.fine_dim or self.settings.grid:
             return own
@@ -169,10 +169,10 @@ class Matcher:
         return self.config.grid
 
     def tracking_grid(self, points: PointsLike) -> float:
-        """The grid in metres for a map that starts with this cloud (N, 3): the network's own, unless it fits badly.
+        """The grid in metres for a map that starts with this cloud (N, 3): the network's own, unless it is unsuitable.
 
-        A street needs a coarser one, a thing on a table a finer one. A room seen through a keyhole does not: the next
-        view of it may be wide.
+        A street needs a coarser grid, a small object a finer one. A narrow view of a room does not: the next view may
+        be wide.
         """
         own, grid = self.settings.grid or self.config.grid, self.suitable_grid([points])
         finite = checked_points(points)
@@ -185,10 +185,10 @@ class Matcher:
         return self._sides(cloud, other)[0][2]
 
     def match_both_ways(self, source: PointsLike | EncodedCloud, target: PointsLike | EncodedCloud) -> Matches:
-        """The matches of `match`, and those that the target's points find in the source.
+        """The matches of `match`, and those from target to source.
 
-        The second half was sought independently of the first: where both name one motion it is more likely the true
-        one. That is what the acceptance of warps rests on.
+        The second half is found independently of the first: a motion that both support is more likely correct. The
+        acceptance of warps relies on this.
         """
         cloud, other = self._encoded([source, target])
         there, back = self.match(cloud, other), self.match(other, cloud)
@@ -217,7 +217,7 @@ class Matcher:
         return self._matches(source, target, self._confidences(source, [target])[0])
 
     def _confidences(self, cloud: EncodedCloud, others: list[EncodedCloud]) -> list[Tensor]:
-        """The transformer's confidences (n, m) of one cloud against each of several, in one batch."""
+        """The transformer's confidences (n, m) for one cloud and each of several others, in one batch."""
         single = pad_clouds([cloud.features], [cloud.points], [cloud.normals], self._prepared)
         features, points, normals = (
             [getattr(other, name) for other in others] for name in ("features", "points", "normals")
@@ -230,11 +230,10 @@ class Matcher:
     def register(
         self, source: PointsLike | EncodedCloud, target: PointsLike | EncodedCloud, effort: int | None = None
     ) -> Registration:
-        """The rigid motion that takes the source to the target; rejected (transform None) unless it can be trusted.
+        """The rigid motion from the source to the target; refused (transform None) unless it is reliable.
 
-        effort (None: the settings'): further tries if the motion is refused. The first looks for more matches and
-        hypotheses; the second does so on a grid that is turned and without the origin as the sensor's place, which only
-        raw clouds allow.
+        effort (None: that of the settings): further tries if the motion is refused. The first uses more matches and
+        hypotheses. The second also rotates the grid and treats the viewpoints as unknown, which needs raw clouds.
         """
         effort = self.settings.effort if effort is None else effort
         cloud, other = self._encoded([source, target])
@@ -253,7 +252,7 @@ class Matcher:
         return replace(result, seconds=seconds | {"further tries": time.perf_counter() - started})
 
     def _try_harder(self, sides: Sequence["Side"]) -> Registration:
-        """The first motion that more matches and hypotheses find, on the sides with most matches."""
+        """Try with more matches and hypotheses, orientations with the most matches first; the first accepted motion."""
         matcher = Matcher(self.network, self.card, str(self.device), self.settings.with_more())
         for source, target, _ in sides[:MAX_SIDES]:
             more = matcher.match_many(source, [target])[0]
@@ -264,7 +263,7 @@ class Matcher:
         return result
 
     def _try_turned(self, source: PointsLike, target: PointsLike, grid: float) -> Registration:
-        """Once more with the source's points turned, which fall into other cells, and viewpoints taken for unknown."""
+        """Try with the source rotated, so that its points fall into other cells, and with unknown viewpoints."""
         turned = self.encode(checked_points(source) @ TURN.T, UNKNOWN, grid)
         result = self._try_harder(self._sides(turned, self.encode(target, UNKNOWN, grid)))
         if result.transform is None:
@@ -287,9 +286,9 @@ class Matcher:
         return [self._register(cloud, other, matches, seconds) for other, matches in zip(others, many, strict=True)]
 
     def warp(self, source: PointsLike, target: PointsLike, settings: "WarpSettings | None" = None) -> "Warp":
-        """The non-rigid warp of the source's surface onto the target; clouds (N, 3), or organised (H, W, 3).
+        """The non-rigid warp of the source surface to the target; clouds (N, 3), or organised (H, W, 3).
 
-        Walls, floors and separate objects are left out (`settings.foreground`).
+        Walls, floors and separate objects are ignored (`settings.foreground`).
         """
         from lepard_ros.registration.deformable.nonrigid import WarpSettings, warp_from_matches, without_background
 
@@ -302,7 +301,7 @@ class Matcher:
         return warp_from_matches(bodies[0], bodies[1], matches, settings)
 
     def _sides(self, source: EncodedCloud, target: EncodedCloud) -> list["Side"]:
-        """The pair with its matches; where a viewpoint is not known, with either side of it, most matches first."""
+        """The pair with its matches; for unknown viewpoints with both orientations, most matches first."""
         sources, targets = ([c] if c.reverse is None else [c, c.reverse] for c in (source, target))
         sides = [(first, second, self.match_many(first, [second])[0]) for second in targets for first in sources]
         return sorted(sides, key=lambda side: -side[2].confidence.sum())
@@ -315,7 +314,7 @@ class Matcher:
         seconds: dict[str, float],
         further: FloatArray | None = None,
     ) -> Registration:
-        """Estimate in the clouds' local frames, then put their offsets back. further: other motions (H, 4, 4)."""
+        """Estimate in the clouds' local frames, then apply their offsets. further: additional motions (H, 4, 4)."""
         if not len(source) or not len(target):
             return Registration(None, Status.TOO_FEW_POINTS, matches, np.zeros(0, dtype=bool), seconds=seconds)
         local = local_matches(matches, source, target)
@@ -329,10 +328,10 @@ class Matcher:
 
     @torch.no_grad()
     def repositioned_motions(self, source: EncodedCloud, target: EncodedCloud, matches: Matches) -> FloatArray | None:
-        """Motions (H, 4, 4), in the local frames, that the transformer finds once hypotheses repositioned the source.
+        """Motions (H, 4, 4), in the local frames, from the transformer after hypotheses repositioned the source.
 
-        Hypotheses come from the descriptors' matches and from its own coarse ones, half of each; the latter
-        are returned too. Of the repositioned pairs, the surest suggest motions. None where the settings ask for none.
+        Half of the hypotheses come from descriptor matches, half from coarse matches; the latter are returned too. The
+        most confident repositioned pairs give further motions. None if the settings disable this.
         """
         count = self.settings.repositionings
         if not count or len(matches.confidence) < MIN_INLIERS or self.config.normalisation == "joint":
@@ -358,11 +357,11 @@ class Matcher:
 
     @property
     def _prepared(self) -> bool:
-        """Whether encoded clouds carry the first self attention already."""
+        """Whether encoded clouds already include the first self attention."""
         return self.guided and self.network.can_prepare()
 
     def _encoded(self, clouds: Sequence[PointsLike | EncodedCloud]) -> list[EncodedCloud]:
-        """All clouds encoded, on the grid of those that are already; refused where those differ."""
+        """Encode the clouds that are not encoded yet, on the grid of the others; raises InputError if grids differ."""
         ready = [cloud for cloud in clouds if isinstance(cloud, EncodedCloud)]
         raw = [cloud for cloud in clouds if not isinstance(cloud, EncodedCloud)]
         if any(cloud.weights_id != self.weights_id for cloud in ready):
@@ -383,7 +382,7 @@ class Matcher:
     def _coarse_matches(
         self, source: EncodedCloud, target: EncodedCloud, confidence: Tensor, mutual: bool | None = None
     ) -> Matches:
-        """The coarse points whose confidence (n, m) suffices; mutual: None for the network's own choice."""
+        """The coarse matches with sufficient confidence (n, m); mutual: None for the network's default."""
         mutual = self.config.mutual if mutual is None else mutual
         index = select_matches(confidence[None], self.config.confidence_threshold, mutual)[:, 1:]
         x, y = index.T
@@ -391,7 +390,7 @@ class Matcher:
         return Matches(source.coarse_points[rows], target.coarse_points[columns], scores)
 
     def _fine_matches(self, source: EncodedCloud, target: EncodedCloud, confidence: Tensor | None) -> Matches:
-        """Fine points and the partners that they choose in the whole target; with `mutual`, if those choose them."""
+        """Fine points with their best matches in the whole target; with `mutual`, only mutual ones."""
         assert source.owners is not None and target.owners is not None and self.network.fine_matching is not None
         assert source.fine_features is not None and target.fine_features is not None
         count, matching = len(source.fine_features), self.network.fine_matching
@@ -424,12 +423,12 @@ def local_matches(matches: Matches, source: EncodedCloud, target: EncodedCloud) 
 
 
 def surest(confidence: Tensor) -> float:
-    """The mean confidence of the surest coarse matches of a table (n, m): higher after a right motion."""
+    """Mean confidence of the most confident coarse matches of a table (n, m): higher after a correct motion."""
     best = confidence.amax(1)
     return float(best.topk(min(SUREST, len(best))).values.mean())
 
 
 def rigid_fit(motions: FloatArray, scale: float, device: torch.device) -> RigidFit:
-    """Motions (H, 4, 4) in metres as the network takes them, where a metre is `scale`."""
+    """Motions (H, 4, 4) in metres, converted to the network's units, where a metre is `scale`."""
     given = torch.from_numpy(motions).to(device, torch.float32)
     return RigidFit(given[:, :3, :3], given[:, :3, 3:] * scale, given.new_ones(len(given)))

@@ -1,21 +1,21 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Keep freed memory in the process, where the C library lets us."""
+"""Keep freed memory in the process, if the C library supports it."""
 
 import ctypes
 import sys
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # from malloc.h
-# Bytes: a larger block still comes from the system, and when more than this is free at the end it goes back.
-# The tables of the paper's size have up to 40 MB; a node with a small network is not to hold what it will not need.
+# Bytes: larger blocks still come from the system, and free memory beyond this is returned to it. The tables of a
+# paper-size network take up to 40 MB; a node with a small network must not hold memory that it does not need.
 SMALL_NETWORK, LARGE_NETWORK = (32 * 2**20, 32 * 2**20), (64 * 2**20, 1024 * 2**20)
 
 
 def keep_freed_memory(large: bool = False) -> bool:
-    """Ask glibc to reuse freed blocks instead of giving each large one back to the system; whether it agreed.
+    """Make glibc reuse freed blocks instead of returning large ones to the system; returns whether that worked.
 
-    A tensor of some megabytes otherwise gets new pages from the system each time, and clearing those costs several
-    times what the operation on it does. One arena, because the worker thread's own could not hold large blocks.
-    large: for a network of the paper's size. The programs call this (`lepard`, `lepard_node`), importing never does.
+    Otherwise a tensor of some megabytes gets new pages each time, and clearing them costs several times as much as the
+    operation itself. One arena, because a worker thread's own arena cannot hold large blocks. large: for a network of
+    the paper's size. Programs call this (`lepard`, `lepard_node`); importing the library never does.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Self and cross attention, with the position code kept apart from the features."""
+"""Self and cross attention, with the position code disentangled from the features."""
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +42,7 @@ class AttentionLayer(nn.Module):
 
 
 def project(linear: nn.Linear, x: Tensor, code: PositionCode | None) -> Tensor:
-    """Project and apply the code: a sinusoidal one is added before the projection, a rotary one turns the result."""
+    """Project and apply the code: a sinusoidal one is added before the projection, a rotary one rotates the result."""
     if code is None:
         return linear(x)
     if isinstance(code, SinusoidalCode):
@@ -51,15 +51,15 @@ def project(linear: nn.Linear, x: Tensor, code: PositionCode | None) -> Tensor:
 
 
 class PairBias(nn.Module):
-    """What a point should make of another of its own cloud, from their distance and the angles of their normals.
+    """Attention bias between two points of one cloud, from their distance and the angles of their normals.
 
-    One small network gives the bias of every self attention layer at once; it does not change when the cloud is turned.
+    One small network gives the bias of all self attention layers; it is rotation-invariant.
     """
 
     REACHES = (1.5, 3.0, 6.0, 12.0, 24.0)  # in spacings
 
     def __init__(self, layers: int, heads: int, scale: float, chirality: bool = False, hidden: int = 16) -> None:
-        """scale: metres, the spacing of the points. chirality: whether it sees the twist between the points."""
+        """scale: metres, the spacing of the points. chirality: include the twist between the points."""
         super().__init__()
         self.layers, self.heads, self.scale, self.chirality = layers, heads, scale, chirality
         inputs = len(self.REACHES) + 4 + chirality
@@ -84,7 +84,7 @@ class PairBias(nn.Module):
         """
         distance = torch.cdist(points, points)
         away = 1 / distance.clamp_min(1e-3 * self.scale)
-        heights = normals @ points.transpose(1, 2)  # of every point over the tangent plane's origin of every other
+        heights = normals @ points.transpose(1, 2)  # height of every point above every other tangent plane
         own = heights.diagonal(dim1=1, dim2=2)[..., None]
         leaving, arriving = (heights - own) * away, (own - heights).transpose(1, 2) * away
         near = [torch.exp(distance / (-self.scale * reach)) for reach in self.REACHES]
@@ -95,8 +95,8 @@ class PairBias(nn.Module):
 
 
 def _twists(points: Tensor, normals: Tensor) -> Tensor:
-    """n_i . ((p_j - p_i) x n_j) of all pairs, (B, n, n): the sign changes in a mirror. points, normals: (B, n, 3)."""
-    # About the mean, where the two terms, which cancel in part, are small.
+    """n_i . ((p_j - p_i) x n_j) of all pairs, (B, n, n): mirroring changes the sign. points, normals: (B, n, 3)."""
+    # Relative to the mean, where the two partly cancelling terms are small.
     moments = torch.linalg.cross(points - points.mean(1, keepdim=True), normals)
     half = normals @ moments.transpose(1, 2)
     return half + half.transpose(1, 2)

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""KPFCN: the convolutional backbone that describes the coarse points (and, where wanted, the fine ones)."""
+"""KPFCN: the convolutional backbone, with features for the coarse points and optionally for the fine ones."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ from lepard_ros.network.relation import Relation, with_zero_row
 from lepard_ros.network.workspace import at_once, gather_rows, in_pieces, scratch_memory
 
 SLOPE, EPSILON = 0.1, 1e-5
-POOLED_NUMBERS = 2**20  # gathered at a time, so that they stay in the processor's cache
+POOLED_NUMBERS = 2**20  # gathered at a time, so that they stay in the CPU cache
 # Within each level, and from each level to the next.
 Relations = tuple[list[Relation], list[Relation]]
 
@@ -45,22 +45,22 @@ def _standardise(x: Tensor) -> Tensor:
 
 
 def _standardise_exactly(x: Tensor) -> Tensor:
-    """The same, slower than the kernel of batch norm but exact enough to give the authors' numbers for their weights.
+    """The same, slower than the batch norm kernel but accurate enough to reproduce the authors' numbers.
 
-    x, which is the output of a linear layer or a convolution and needed by nobody else, may be written to.
+    x, the output of a linear layer or a convolution, may be overwritten.
     """
     x = at_least_float(x)
     mean = x.mean(0)
-    parts = in_pieces(x, at_once(x, CHUNK))  # that fit the cache
+    parts = in_pieces(x, at_once(x, CHUNK))  # fits the cache
     squares = torch.stack([(part - mean).square().sum(0) for part in parts])
     scale = torch.rsqrt(squares.sum(0) / x.shape[0] + EPSILON)
-    # Where no gradient needs x, the result takes its place: new memory for it costs more than the sum.
+    # Without gradients the result overwrites x: allocating new memory costs more than the sum.
     needed = torch.is_grad_enabled() or is_traced()
     return torch.addcmul(-mean * scale, x, scale, out=None if needed else x)
 
 
 class Unary(nn.Module):
-    """A linear layer on each point, normalised and, unless told otherwise, activated."""
+    """A linear layer on each point, with normalisation and (by default) activation."""
 
     def __init__(self, inputs: int, outputs: int, norm: Normalisation, activate: bool = True) -> None:
         super().__init__()
@@ -82,9 +82,9 @@ class Rise(nn.Module):
         self.norm = norm
 
     def forward(self, coarse: Tensor, lift: Callable[[Tensor], Tensor], own: Tensor, lengths: list[int]) -> Tensor:
-        """coarse: (M, a); lift: what takes (M, c) to the finer points (N, c); own: (N, b) -> (N, outputs).
+        """coarse: (M, a); lift: maps (M, c) to the finer points (N, c); own: (N, b) -> (N, outputs).
 
-        Multiplied before they are copied to the finer points: these are several times as many.
+        The product comes before the lift, because there are several times as many finer points.
         """
         from_coarse, from_own = self.mlp.weight.T.split([coarse.shape[1], own.shape[1]])
         x = lift(coarse @ from_coarse)
@@ -127,22 +127,22 @@ class ResidualBlock(nn.Module):
 
 
 def max_pool(x: Tensor, neighbours: Tensor) -> Tensor:
-    """The largest feature among the neighbours; the zero of a missing one counts, as in the reference."""
+    """Maximum feature over the neighbours; a missing neighbour counts as zero, as in the reference."""
     filled = with_zero_row(x)
     parts = in_pieces(neighbours, max(1, at_once(x, POOLED_NUMBERS) // int(x.shape[1] * neighbours.shape[1])))
     return torch.cat([gather_rows(filled, part).amax(1) for part in parts])
 
 
 def upsample(x: Tensor, nearest: Tensor) -> Tensor:
-    """Each finer point takes the features of its nearest coarser point; zeros where there is none."""
+    """Each finer point takes the features of its nearest coarser point; zeros if there is none."""
     return with_zero_row(x).index_select(0, nearest)
 
 
 def interpolate(x: Tensor, index: Tensor, finer: Tensor, coarser: Tensor) -> Tensor:
     """Features (M, C) of coarser points at finer ones, (N, C): weighted by the inverse squared distance.
 
-    index: (N, K) of coarser points, M for a missing one. finer: (N, 3); coarser: (M, 3). What a point gets then changes
-    smoothly over the surface, and hardly depends on where the cells of the coarser grid happen to lie.
+    index: (N, K) of coarser points, M for a missing one. finer: (N, 3); coarser: (M, 3). The features then change
+    smoothly over the surface and hardly depend on the placement of the coarser grid.
     """
     with torch.no_grad():
         count = coarser.shape[0]
@@ -156,7 +156,7 @@ def interpolate(x: Tensor, index: Tensor, finer: Tensor, coarser: Tensor) -> Ten
 
 
 class Backbone(nn.Module):
-    """Encoder over the levels of the pyramid, decoder down to the matched level, and to level 0 for fine features."""
+    """Encoder over the levels of the pyramid; decoder to the matched level, and to level 0 for fine features."""
 
     def __init__(self, config: LepardConfig) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ class Backbone(nn.Module):
     def forward(self, pyramid: Pyramid, relations: Relations | None = None) -> tuple[Tensor, Tensor | None]:
         """Coarse features (N_2, d), and fine features (N_0, fine_dim) or None.
 
-        relations: kept from an earlier call for the same pyramid, which saves rebuilding the convolutions' operators.
+        relations: from an earlier call for the same pyramid, to avoid rebuilding the convolution operators.
         """
         with scratch_memory():
             return self._forward(pyramid, *(relations or self.relations(pyramid)))
@@ -227,14 +227,14 @@ class Backbone(nn.Module):
         return coarse, self.fine_out(x) if self.fine_out is not None else None
 
     def lift(self, pyramid: Pyramid, level: int) -> Callable[[Tensor], Tensor]:
-        """What takes features of the next coarser level to the points of this one."""
+        """The function that maps features of the next coarser level to the points of this one."""
         if self.config.decoder == "nearest":
             return lambda x: upsample(x, pyramid.upsamples[level])
         index, ends = pyramid.between[level], pyramid.points[level : level + 2]
         return lambda x: interpolate(x, index, *ends)
 
     def input_features(self, pyramid: Pyramid) -> Tensor:
-        """A constant 1; with normals also how uneven the surface is (N_0, 1 or 2)."""
+        """Input features (N_0, 1 or 2): a constant 1; with normals also the surface variation."""
         ones = torch.ones_like(pyramid.points[0][:, :1])
         if self.config.kernel == "xyz":
             return ones
@@ -243,7 +243,7 @@ class Backbone(nn.Module):
         return torch.cat([ones, 10 * pyramid.variation[:, None]], dim=1)
 
     def relations(self, pyramid: Pyramid) -> Relations:
-        """Who convolves whom within each level, and from each level to the next."""
+        """The neighbourhoods of the convolutions within each level, and from each level to the next."""
 
         def relation(queries: int, supports: int, neighbours: Tensor) -> Relation:
             radius = self.config.grid * self.config.conv_radius * 2**supports

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The sizes and choices that make one Lepard network; they are saved with its weights."""
+"""The configuration of a Lepard network, saved with its weights."""
 
 import math
 from dataclasses import asdict, dataclass, fields, replace
@@ -8,7 +8,7 @@ from typing import Any
 from lepard_ros.cloud.pyramid import PyramidShape
 from lepard_ros.errors import InputError
 
-# What numbers may be, so that a damaged card is refused before anything is built from it.
+# Valid ranges, so that a damaged card is rejected before a network is built from it.
 RANGES: dict[str, tuple[float, float]] = {
     "grid": (1e-4, 1e3), "conv_radius": (0.1, 100), "kernel_extent": (0.1, 100), "kernel_points": (1, 128),
     "width": (4, 1024), "feature_dim": (6, 2112), "heads": (1, 64), "voxel_size": (1e-6, 1e3),
@@ -31,7 +31,7 @@ MATCH_LEVEL = 2
 
 @dataclass(frozen=True)
 class LepardConfig:
-    """Everything that the forward pass depends on besides the tensors.
+    """All settings of the forward pass.
 
     The defaults are the paper's network for 3DMatch. `small_rigid` and `small_deformable` are ours.
     """
@@ -44,9 +44,9 @@ class LepardConfig:
         "xyz"  # "xyz": kernel points in space; "invariant": in radius, height over the normal, angle of normals
     )
     kernel_points: int = 15
-    chirality: bool = False  # invariant kernels and pair bias also see which way the surface twists: left from right
+    chirality: bool = False  # invariant kernels and pair bias include the twist, which distinguishes left from right
     width: int = 256  # first_feats_dim
-    bottleneck: int = 4  # by how much the convolution of a residual block is narrower than the block
+    bottleneck: int = 4  # ratio of the width of a residual block to that of its convolution
     decoder: str = "nearest"  # "nearest": the published one; "smooth": interpolated, and convolved at every level
     normalisation: str = (
         "joint"  # "joint": over all stacked clouds; "cloud": each cloud alone, so that it can be cached
@@ -54,7 +54,7 @@ class LepardConfig:
     feature_dim: int = 528
     heads: int = 4
     layers: tuple[str, ...] = ("self", "cross", "positioning", "self", "cross")
-    pair_bias: bool = False  # self attention also sees distances and angles between the points
+    pair_bias: bool = False  # self attention uses distances and angles between the points
     voxel_size: float = 0.08  # metres, unit of the position code
     vol_origin: tuple[float, float, float] = (-3.6, -2.4, 1.14)
     position_code: str = "rotary"  # "rotary" | "sinusoidal"
@@ -72,7 +72,7 @@ class LepardConfig:
     mutual: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be built."""
+        """Reject invalid settings."""
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise InputError(f"{name} is {getattr(self, name)!r}: choose one of {', '.join(allowed)}.")
@@ -93,7 +93,7 @@ class LepardConfig:
     def _check_lists(self) -> None:
         limits, layers, origin = self.neighbour_limits, self.layers, self.vol_origin
         if not (isinstance(limits, tuple) and 3 <= len(limits) <= 6 and all(k in range(1, 1025) for k in limits)):
-            raise InputError(f"neighbour_limits is {limits!r}: it must hold 3 to 6 whole numbers from 1 to 1024.")
+            raise InputError(f"neighbour_limits is {limits!r}: it must hold 3 to 6 integers from 1 to 1024.")
         if not (isinstance(layers, tuple) and 1 <= len(layers) <= 64 and all(kind in LAYERS for kind in layers)):
             raise InputError(f"layers is {layers!r}: it must hold 1 to 64 of {', '.join(LAYERS)}.")
         if not (isinstance(origin, tuple) and len(origin) == 3 and all(_is_finite(value) for value in origin)):
@@ -117,7 +117,7 @@ class LepardConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "LepardConfig":
-        """From JSON values; an unknown name is refused."""
+        """From JSON values; raises InputError for an unknown name."""
         known = {f.name for f in fields(cls)}
         if unknown := sorted(set(values) - known):
             raise InputError(
@@ -142,8 +142,8 @@ SMALL_RIGID = LepardConfig(
     pair_bias=True, voxel_size=0.2, vol_origin=(0.0, 0.0, 0.0), position_use="aligned", procrustes="robust",
     max_condition_number=1e3, fine_dim=32, confidence_threshold=0.0005,
 )  # fmt: skip
-# The same sizes, so that training can start from the rigid weights; everything else is measured in cells of the grid.
-# Not mutual: a warp needs many matches, and weighs them by their neighbours itself (docs/benchmarks.md, "Warps").
+# The same sizes, so that training can start from the rigid weights; all other lengths are in grid cells.
+# Not mutual: a warp needs many matches, and its filter weights them by their neighbours (docs/benchmarks.md, "Warps").
 SMALL_DEFORMABLE = replace(SMALL_RIGID, grid=0.0125, voxel_size=0.05, confidence_threshold=0.02)
 PRESETS = {
     "paper_rigid": PAPER_RIGID,

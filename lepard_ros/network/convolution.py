@@ -2,9 +2,9 @@
 """Kernel point convolution, in two coordinate systems, one class each.
 
 `KernelPointConvolution` is the published one: kernel points in space, each neighbour weighted by its distance to each.
-`InvariantConvolution` places the kernel functions in coordinates that do not change when the cloud is turned: how far a
-neighbour is, how high it is above the tangent plane, how its normal leans, and (with chirality) how the surface
-twists on the way to it. It needs no rotated training data.
+`InvariantConvolution` places the kernel functions in rotation-invariant coordinates: distance of a neighbour, height
+above the tangent plane, angle between the normals, and (with chirality) the twist of the surface between the points.
+It needs no rotation augmentation.
 """
 
 from typing import Any
@@ -18,16 +18,16 @@ from lepard_ros.network.precision import full_precision, is_traced
 from lepard_ros.network.relation import CHIRAL_KERNELS, KernelBag, Relation, with_zero_row
 from lepard_ros.network.workspace import at_once, gather_rows, product
 
-# Points convolved at a time with kernel points in space (up to twice as many), so that their tables stay in the cache.
+# Points convolved at a time with kernel points in space (up to twice as many), so that tables stay in the cache.
 CHUNK = 256
-SPREAD = 0.66  # of the radius of a convolution, at which its kernel points lie, as published
+SPREAD = 0.66  # distance of the kernel points from the centre, as a share of the radius, as published
 KERNEL_NOISE = 0.01  # of that radius
 
 
 def make_convolution(
     inputs: int, outputs: int, config: LepardConfig, level: int
 ) -> "KernelPointConvolution | InvariantConvolution":
-    """The convolution that a network's settings ask for at a level of the pyramid."""
+    """The convolution for a network's settings at a level of the pyramid."""
     if config.kernel == "invariant":
         return InvariantConvolution(inputs, outputs, config.kernel_points + CHIRAL_KERNELS * config.chirality)
     cell = config.grid * 2**level
@@ -102,13 +102,13 @@ class KernelPointConvolution(nn.Module):
         return summed @ self.weights.flatten(0, 1) / count[:, None]
 
     def _influence(self, offsets: Tensor) -> Tensor:
-        """How much each kernel point feels neighbours at these offsets (M, 5): (M, kernels), 1 - distance / extent."""
+        """Influence (M, kernels) of each kernel point on neighbours at these offsets (M, 5): 1 - distance / extent."""
         points = self.kernel_points.T
         # |o - p|^2 = -2 o p + |o|^2 + |p|^2, in one product.
         factors = torch.cat([-2 * points, torch.ones_like(points[:1]), points.square().sum(0, keepdim=True)])
         with full_precision(offsets):
             squares = product("influence", offsets, factors / self.extent**2)
-        # The lower limit keeps the root's gradient finite at a kernel point; the loss has none in the positions.
+        # The lower limit keeps the gradient of the root finite at a kernel point.
         return squares.clamp_(1e-12, 1).sqrt_().neg_().add_(1)
 
 
@@ -120,9 +120,9 @@ def _weighted_sums(influence: Tensor, features: Tensor) -> Tensor:
 
 
 def scatter_kernel_points(count: int, radius: float) -> Tensor:
-    """An even spread of `count` points in a ball, the first at its centre: (count, 3) metres.
+    """`count` evenly distributed points in a ball, the first at its centre: (count, 3) metres.
 
-    As published, each has a little noise, and all are turned at random about z: layers shall not share their gaps.
+    As published, each has a little noise and all are rotated randomly about z, so that layers have different gaps.
     """
     steps = torch.arange(count - 1, dtype=torch.float32) + 0.5
     height = 1 - 2 * steps / (count - 1)

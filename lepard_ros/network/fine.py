@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Matching of fine points over the whole clouds, by their descriptors and, if wanted, guided by the coarse matches."""
+"""Matching of fine points over whole clouds, by descriptors and optionally guided by coarse matches."""
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from lepard_ros.cloud.pyramid import Pyramid
 from lepard_ros.network.config import MATCH_LEVEL
 from lepard_ros.network.workspace import at_once, product, scratch_memory
 
-# Confidence that a pair of coarse points has at least: a fine match must stay possible where the coarse ones are wrong.
+# Minimum confidence of a pair of coarse points: fine matches must remain possible where the coarse ones are wrong.
 FLOOR = 1e-5
 
 
@@ -22,15 +22,15 @@ def owner_of_fine(pyramid: Pyramid) -> Tensor:
 
 
 def coarse_prior(confidence: Tensor, guidance: Tensor) -> Tensor:
-    """What the coarse confidences (n, m) add to the scores of fine points; a last row and column for those of no point.
+    """Prior from coarse confidences (n, m) for the scores of fine points, (n + 1, m + 1).
 
-    Returns (n + 1, m + 1).
+    The last row and column are for fine points without a coarse one.
     """
     return guidance * torch.nn.functional.pad(confidence, (0, 1, 0, 1)).clamp(min=FLOOR).log()
 
 
 class FineMatching(nn.Module):
-    """The scale of the descriptors' products, and the weight of the coarse confidences beside them."""
+    """The scale of descriptor products, and the weight of the coarse prior."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -38,9 +38,9 @@ class FineMatching(nn.Module):
         self.guidance = nn.Parameter(torch.tensor(0.5))
 
 
-# Rows of the table of scores that are made at once: few, so that they stay in the cache (a third of the time of all).
+# Rows of the score table that are computed at once: few, so that they stay in the cache.
 CHUNK = 128
-# Columns whose largest score is sought before the best partner is: `max` with an index takes 15 times as long.
+# Columns per block: the block maximum is found first, because `max` with an index takes 15 times as long.
 BLOCK = 64
 
 
@@ -48,16 +48,16 @@ BLOCK = 64
 def best_partners(
     x: Tensor, y: Tensor, prior: Tensor | None = None, rows: Tensor | None = None, columns: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The best partner of each point (a,), how sure it is (a,), and whether the partner wants it most, too (a,).
+    """The best match of each point (a,), its confidence (a,), and whether it is mutual (a,).
 
-    x: (a, c), scaled, and y: (c, b) features. prior: (n + 1, m + 1) of `coarse_prior`, with the coarse points
-    rows: (a,) and columns: (b,) that the fine ones belong to.
-    A partner that has a better one itself loses confidence by as much.
+    x: (a, c), scaled, and y: (c, b) features. prior: (n + 1, m + 1) from `coarse_prior`; rows: (a,) and columns: (b,)
+    are the coarse points of the fine ones.
+    A match that is not mutual loses confidence by the difference to the better one.
     """
     partners, bests, totals = [], [], []
     count = y.shape[1]
     highest = x.new_full((count,), -torch.inf)
-    # Whole blocks of columns: the last one is repeated, and never chosen in place of the first of its kind.
+    # Pad to whole blocks of columns by repeating the last one; the first occurrence always wins.
     padding = y[:, -1:].expand(-1, -count % BLOCK)
     y = torch.cat([y, padding], dim=1)
     if columns is not None:
@@ -79,7 +79,7 @@ def best_partners(
 
 
 def _largest(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest of each row and its first place, (a,) each; scores: (a, b) with b a multiple of BLOCK."""
+    """The maximum of each row and its first index, (a,) each; scores: (a, b) with b a multiple of BLOCK."""
     blocks = scores.view(len(scores), -1, BLOCK)
     best, block = blocks.amax(2).max(1)
     within = blocks[torch.arange(len(scores), device=scores.device), block].argmax(1)

@@ -1,9 +1,9 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Lepard: learned matching of partial point clouds (Li and Harada, CVPR 2022), as Figure 2 of the paper draws it.
+"""Lepard: learned matching of partial point clouds (Li and Harada, CVPR 2022), as in Figure 2 of the paper.
 
 Backbone -> [Transformer -> Matching -> Procrustes -> Repositioning] x blocks -> confidences. The paper's variants are
 settings of `LepardConfig`: entangled, sinusoidal code, Sinkhorn, no repositioning (max_condition_number = 0), number of
-blocks (layers); the oracles are given to `match` as `truth`.
+blocks (layers). The oracle transforms are passed to `match` as `truth`.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ class CoarseCloud:
 
 @dataclass
 class Repositioning:
-    """One positioning layer: its confidences (B, n, m), its rigid fit, and for which pairs it was applied (B,)."""
+    """One positioning layer: its confidences (B, n, m), its rigid fit, and the pairs to which it was applied (B,)."""
 
     confidence: Tensor
     fit: RigidFit
@@ -59,7 +59,7 @@ class Repositioning:
 
 @dataclass
 class LepardOutput:
-    """The final confidences (B, n, m), how to fit a motion to such, and what each positioning layer did."""
+    """The final confidences (B, n, m), the function that fits a motion to them, and each positioning layer's result."""
 
     confidence: Tensor
     fitted: Callable[[Tensor], RigidFit]
@@ -67,7 +67,7 @@ class LepardOutput:
 
     @cached_property
     def fit(self) -> RigidFit:
-        """The rigid motion that the confidences suggest; found when it is asked for, since matches do without."""
+        """The rigid motion that fits the confidences; computed on demand."""
         with full_precision(self.confidence):
             return self.fitted(self.confidence)
 
@@ -90,7 +90,7 @@ class Lepard(nn.Module):
             PairBias(self_layers, config.heads, config.coarse_grid, config.chirality) if config.pair_bias else None
         )
         self.fine_matching = FineMatching(config.fine_dim) if config.fine_dim else None
-        if config.kernel == "xyz":  # the published network starts so
+        if config.kernel == "xyz":  # initialisation of the published network
             for parameter in self.layers.parameters():
                 if parameter.dim() > 1:
                     nn.init.xavier_uniform_(parameter)
@@ -127,7 +127,7 @@ class Lepard(nn.Module):
                 with full_precision(x):
                     fit = self.rigid_fit(confidence, source, target)
                 if truth is not None and len(truth.rotation) > len(x):
-                    # Several motions of one pair: what comes before is the same for all of them.
+                    # Several motions of one pair: the layers before are shared by all of them.
                     source, target = source.repeated(len(truth.rotation)), target.repeated(len(truth.rotation))
                     x, y = (features.expand(len(truth.rotation), -1, -1) for features in (x, y))
                 with full_precision(x):
@@ -139,11 +139,11 @@ class Lepard(nn.Module):
         return LepardOutput(confidence, fitted, repositionings)
 
     def can_prepare(self) -> bool:
-        """Whether the first layer sees neither the other cloud nor a position, and can be done beforehand."""
+        """Whether the first layer depends on neither the other cloud nor a position, so that it can be precomputed."""
         return self.config.layers[0] == "self" and self.config.position_use == "aligned" and not self.config.entangled
 
     def prepare(self, cloud: CoarseCloud) -> CoarseCloud:
-        """Run the first self attention once for all later matches of a cloud, where that is possible."""
+        """Precompute the first self attention for all later matches of a cloud, if possible."""
         if cloud.prepared or not self.can_prepare():
             return cloud
         bias = _add(key_mask(cloud.mask, cloud.features.dtype), self._biases(cloud, slice(1))[0])
@@ -151,7 +151,7 @@ class Lepard(nn.Module):
         return CoarseCloud(features, cloud.points, cloud.normals, cloud.mask, prepared=True)
 
     def rigid_fit(self, confidence: Tensor, source: CoarseCloud, target: CoarseCloud) -> RigidFit:
-        """The rigid motion that the confidences (B, n, m) suggest."""
+        """The rigid motion that fits the confidences (B, n, m)."""
         counts = torch.maximum(source.mask.sum(1), target.mask.sum(1))
         if self.config.procrustes == "robust":
             scale = 1.5 * self.config.coarse_grid
@@ -159,7 +159,7 @@ class Lepard(nn.Module):
         return soft_procrustes(confidence, source.points, target.points, counts)
 
     def _reposition(self, points: Tensor, fit: RigidFit, trusted: bool) -> tuple[Tensor, Tensor]:
-        """Source points moved by the fit, where its condition allows: (B, n, 3), and where it did: (B,)."""
+        """Source points moved by the fit if its condition number allows: (B, n, 3), and where it does: (B,)."""
         applied = torch.ones_like(fit.condition, dtype=torch.bool)
         if not trusted:
             applied = fit.condition < self.config.max_condition_number
@@ -167,7 +167,7 @@ class Lepard(nn.Module):
         return torch.where(applied[:, None, None], moved, points).detach(), applied
 
     def _codes(self, source: Tensor, target: Tensor, applied: Tensor | None = None) -> "_Codes":
-        """The position codes of both clouds; when used only `aligned`, none at first, and zero where refused."""
+        """The position codes of both clouds. With `aligned`: none before repositioning, zero where it was refused."""
         dim, kind = self.config.feature_dim, self.config.position_code
         origin = source.new_tensor(self.config.vol_origin)
         source, target = ((points - origin) / self.config.voxel_size for points in (source, target))
@@ -179,14 +179,14 @@ class Lepard(nn.Module):
         return _Codes(None, None, (position_code(kind, source * keep, dim), position_code(kind, target * keep, dim)))
 
     def _entangle(self, x: Tensor, y: Tensor, codes: "_Codes") -> tuple[Tensor, Tensor, "_Codes"]:
-        """The entangled variant mixes the code into the features once, and then has none."""
+        """The entangled variant adds the code to the features once and has none afterwards."""
         if not self.config.entangled:
             return x, y, codes
         assert codes.source is not None and codes.target is not None
         return codes.source.apply(x), codes.target.apply(y), _Codes(None, None)
 
     def _biases(self, cloud: CoarseCloud, layers: slice | None = None) -> list[Tensor | None]:
-        """The pair bias of some self attention layers, or of each one that is still to be run."""
+        """The pair bias of given self attention layers, or of all remaining ones."""
         if self.pair_bias is None:
             return [None] * self.config.layers.count("self")
         assert cloud.normals is not None

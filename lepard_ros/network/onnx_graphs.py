@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The network as ONNX graphs of any size, and the network run by onnxruntime.
+"""Export of the network as ONNX graphs with dynamic sizes, and inference with onnxruntime.
 
 Three graphs, as the three methods of `Lepard`: `encoder` (a pyramid's tensors -> features), `attention` (the first self
 attention, which needs one cloud only and is done once for it; some networks have none) and `matcher` (two clouds ->
@@ -26,12 +26,12 @@ from lepard_ros.network.procrustes import RigidFit
 
 OPSET = 17
 GRAPHS = ("encoder", "attention", "matcher")
-IDENTITY = "weights_sha256"  # under which a graph names its weights
+IDENTITY = "weights_sha256"  # metadata key for the SHA-256 of the weights
 CLOUD = ("features", "points", "normals")
-EXAMPLE_SIDES = (40, 31)  # points along the sheets that are traced: two sizes, or one would pass for the other
+EXAMPLE_SIDES = (40, 31)  # points along the traced sheets: two sizes, so that the exporter does not merge their axes
 
 
-# --- what goes in ----------------------------------------------------------------------------------------------------
+# --- inputs ----------------------------------------------------------------------------------------------------------
 
 
 def pyramid_tensors(pyramid: Pyramid) -> dict[str, Tensor]:
@@ -76,9 +76,9 @@ def coarse_cloud(tensors: dict[str, Tensor], prefix: str = "", prepared: bool = 
 
 
 class _Traced(nn.Module):
-    """One method of the network as a function of plain tensors, which is what can be exported.
+    """One method of the network as a function of plain tensors, as the exporter needs it.
 
-    `Lepard`'s own methods, even of an `OnnxLepard`, whose methods run the graphs.
+    It calls the methods of `Lepard`, even for an `OnnxLepard`, whose own methods run the graphs.
     """
 
     def __init__(self, network: Lepard, names: Iterable[str]) -> None:
@@ -140,7 +140,7 @@ def graph_bytes(network: Lepard, graph: str, identity: str) -> bytes:
         sizes["confidence"] = {1: "source_points_size", 2: "target_points_size"}
     file = io.BytesIO()
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of tracing: that choices by settings and by type become fixed is meant
+        warnings.simplefilter("ignore")  # tracing fixes branches on settings and types, which is intended
         torch.onnx.export(
             module.eval(), tuple(tensors.values()), file, input_names=list(tensors), output_names=outputs,  # type: ignore[arg-type]
             dynamic_axes=sizes, opset_version=OPSET, dynamo=False,
@@ -152,7 +152,7 @@ def graph_bytes(network: Lepard, graph: str, identity: str) -> bytes:
 
 
 def _traced(network: Lepard, graph: str) -> tuple[_Traced, dict[str, Tensor], list[str]]:
-    """What is traced for a graph: the module, example tensors by name, names of the outputs."""
+    """The inputs of tracing: the module, example tensors by name, names of the outputs."""
     if graph == "encoder":
         pyramid = example_pyramid(network, EXAMPLE_SIDES[0])
         outputs = ["features", "fine_features"] if network.config.fine_dim else ["features"]
@@ -179,13 +179,13 @@ def export_graphs(network: Lepard, identity: str, folder: Path) -> list[Path]:
 
 
 class OnnxLepard(Lepard):
-    """The network whose graphs onnxruntime runs: one cloud or one pair at a time, on whatever it was built for.
+    """The network on onnxruntime: one cloud or one pair at a time, on any of its execution providers.
 
-    Motions that are given (`match` with a truth) are not in the graph; torch then computes.
+    Given motions (`match` with `truth`) are not part of the graph; torch runs those.
     """
 
     def __init__(self, network: Lepard, identity: str, folder: Path | None = None) -> None:
-        """identity: SHA-256 of the weights; folder: where graphs may lie already. Others are made on first use."""
+        """identity: SHA-256 of the weights; folder: location of exported graphs. Missing ones are made on first use."""
         super().__init__(network.config)
         self.load_state_dict(network.state_dict())
         self.identity, self.folder = identity, folder
@@ -217,7 +217,7 @@ class OnnxLepard(Lepard):
         return LepardOutput(confidence, lambda values: self.rigid_fit(values, source, target))
 
     def _run(self, graph: str, tensors: dict[str, Tensor]) -> list[Tensor]:
-        """The outputs of a graph; inputs that it does not use are left out."""
+        """Run a graph; inputs that it does not use are ignored."""
         session = self.sessions.get(graph)
         if session is None:
             session = self.sessions[graph] = self._open(graph)
@@ -255,7 +255,7 @@ def single_clouds(batch: CoarseCloud) -> list[CoarseCloud]:
 
 
 def run_by_onnx(network: Lepard, identity: str, folder: Path | None = None) -> OnnxLepard:
-    """The network run by onnxruntime; a sentence where that is not installed. Arguments as for `OnnxLepard`."""
+    """The network on onnxruntime; raises InputError if that is not installed. Arguments as for `OnnxLepard`."""
     if isinstance(network, OnnxLepard):
         return network
     for package in ("onnx", "onnxruntime"):

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The position code: what turns a point's place into something that a dot product of features can see."""
+"""Position codes: they make dot products of features depend on the positions of the points."""
 
 import torch
 from torch import Tensor
@@ -11,12 +11,12 @@ class PositionCode:
     """Codes of a batch of points, to be applied to features of the same points."""
 
     def apply(self, x: Tensor) -> Tensor:
-        """Features (..., n, d) with the positions mixed in."""
+        """Apply the code to features (..., n, d)."""
         raise TypeError("use a rotary or a sinusoidal code")
 
 
 class RotaryCode(PositionCode):
-    """Turns each pair of channels by an angle proportional to x, y or z, so that dot products see differences."""
+    """Rotates each pair of channels by an angle proportional to x, y or z: dot products depend on differences."""
 
     def __init__(self, positions: Tensor, dim: int) -> None:
         """positions: (..., n, 3) in units of the code; dim: d."""

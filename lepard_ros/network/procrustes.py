@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The rigid motion that a matrix of confidences suggests."""
+"""The rigid motion that fits a matrix of confidences."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lepard_ros.network.precision import is_traced
 
-# Values of a table of confidences whose largest is looked at first when the most confident ones are sought.
+# Values per block: the search for the most confident matches compares block maxima first.
 BLOCK = 64
 
 
@@ -58,8 +58,8 @@ def _most_confident(flat: Tensor, k: Tensor) -> Tensor:
 def largest(values: Tensor, k: int) -> Tensor:
     """Indices (k,) of the k largest of the values (n,), largest first.
 
-    Without sorting them all: k of the blocks have a maximum of at least the k-th largest maximum, so that nothing below
-    that can be among the k largest values.
+    Avoids a full sort: k blocks have a maximum of at least the k-th largest block maximum, so no value below that can
+    be among the k largest.
     """
     whole = len(values) // BLOCK * BLOCK
     if whole // BLOCK < 2 * k:
@@ -72,7 +72,7 @@ def largest(values: Tensor, k: int) -> Tensor:
 def weighted_procrustes(x: Tensor, y: Tensor, weights: Tensor, epsilon: float = 1e-12) -> RigidFit:
     """The motion that takes x (B, k, 3) to y (B, k, 3) with weights (B, k), in double precision.
 
-    epsilon: added to the sum of the weights; the reference's 1e-4 shifts the means a little, and its weights expect it.
+    epsilon: added to the sum of the weights; the reference uses 1e-4, which shifts the means; its weights expect it.
     """
     w = (weights / (weights.abs().sum(1, keepdim=True) + epsilon)).double()[..., None]
     x, y = x.double(), y.double()
@@ -97,7 +97,7 @@ def rotation_by_products(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """The same without a singular value decomposition, which ONNX does not have.
 
     The rotation's quaternion q is the leading eigenvector of a 4 x 4 matrix that is linear in the given one (Horn), and
-    the rotation is linear in q q'. The least singular value is what the determinant leaves of the two others.
+    the rotation is linear in q q'. The smallest singular value follows from the determinant and the two others.
     """
     flat = matrix.flatten(1)
     horn = (flat @ flat.new_tensor(HORN)).view(-1, 4, 4)
@@ -150,10 +150,10 @@ HORN = _horn()
 def robust_procrustes(
     confidence: Tensor, source: Tensor, target: Tensor, counts: Tensor, scale: float, k: int = 160
 ) -> RigidFit:
-    """Procrustes of the matches that agree with each other: rigid motion keeps distances.
+    """Procrustes on mutually consistent matches: a rigid motion preserves distances.
 
-    Arguments as for `soft_procrustes`; scale: metres within which matches agree. Which matches agree is decided
-    without gradient; the final fit has one through their confidences.
+    Arguments as for `soft_procrustes`; scale: tolerance in metres. The selection has no gradient; the final fit has one
+    through the confidences.
     """
     weights, x, y = top_matches(confidence, source, target, counts, k)
     with torch.no_grad():
@@ -164,13 +164,13 @@ def robust_procrustes(
 
 
 def _agreeing(fit: RigidFit, x: Tensor, y: Tensor, radius: float) -> Tensor:
-    """How well each match (B, k) agrees with a motion: 1 without residual, 0 from `radius` metres on."""
+    """Agreement of each match (B, k) with a motion: 1 at residual 0, 0 from `radius` metres on."""
     residual = (x @ fit.rotation.transpose(1, 2) + fit.translation.transpose(1, 2) - y).norm(dim=-1)
     return (1 - (residual / radius) ** 2).clamp_min(0)
 
 
 def _consensus(x: Tensor, y: Tensor, weights: Tensor, scale: float) -> Tensor:
-    """Each match's share (B, k) in the leading eigenvector of the matrix of which matches keep their distance."""
+    """Component (B, k) of each match in the leading eigenvector of the distance-consistency matrix."""
     gap = (torch.cdist(x, x) - torch.cdist(y, y)).abs()
     agree = (1 - (gap / scale) ** 2).clamp_min(0) * (weights[:, :, None] * weights[:, None]).clamp_min(0).sqrt()
     agree = agree @ agree * agree  # second order: matches that agree with the same others

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Who convolves whom in a pyramid, and the operators that both kinds of convolution make of it once per cloud."""
+"""Neighbourhoods of a pyramid, and the operators that both kinds of convolution build from them once per cloud."""
 
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ ELEVATION_NODES = (-0.7, 0.0, 0.7)
 LEAN_NODES = (0.0, 0.7, 1.0)
 INVARIANT_KERNELS = 2 * len(ELEVATION_NODES) * len(LEAN_NODES)
 # One more kernel function for each half of the radius, weighted by the twist of the surface: the only ones that change
-# in a mirror, and so the only ones that can tell a left hand from a right one.
+# under mirroring, and so the only ones that can distinguish a left hand from a right one.
 CHIRAL_KERNELS = 2
 CHIRAL_SCALE = 4.0  # twists are small: this brings them to the size of the other weights
 
@@ -119,10 +119,10 @@ class KernelBag:
 
 
 class _Neighbourhood(NamedTuple):
-    """What the invariant kernel functions see of every neighbour, (N, K) each.
+    """Coordinates of every neighbour for the invariant kernel functions, (N, K) each.
 
-    support: its index, any where it is missing. share: one over the number of neighbours, 0 where it is missing.
-    elevation: sine over the tangent plane. lean: cosine between the normals. far: beyond half of the radius.
+    support: its index, arbitrary if missing. share: one over the number of neighbours, 0 if missing.
+    elevation: sine above the tangent plane. lean: cosine between the normals. far: beyond half of the radius.
     twist: scaled, None without chirality.
     """
 
@@ -139,7 +139,7 @@ class _Neighbourhood(NamedTuple):
         supports = relation.supports.shape[0]
         present = relation.neighbours < supports
         index = relation.neighbours.clamp_max(supports - 1)
-        # Axis by axis: whole tables (N, K) of numbers are three times as fast as many small vectors.
+        # Axis by axis: tables (N, K) are three times as fast as many small vectors.
         normal = relation.query_normals.T[..., None]
         others = _gather_axes(relation.support_normals, index)
         offset = _gather_axes(relation.supports, index) - relation.queries.T[..., None]
@@ -152,7 +152,7 @@ class _Neighbourhood(NamedTuple):
         return cls(index, share, elevation, lean, far, twists)
 
     def influence(self) -> Tensor:
-        """The weight of every neighbour on every kernel function, (N, kernels, K): what a `KernelBag` has in lists."""
+        """The weight of every neighbour on every kernel function, (N, kernels, K): the dense form of a `KernelBag`."""
         halves = torch.stack([~self.far, self.far], 1) * self.share[:, None]
         elevations, leans = _hats(self.elevation, ELEVATION_NODES), _hats(self.lean, LEAN_NODES)
         product = halves[:, :, None, None] * (elevations[:, :, None] * leans[:, None])[:, None]
@@ -161,9 +161,9 @@ class _Neighbourhood(NamedTuple):
 
 
 def twist(normal: Tensor, offset: Tensor, other: Tensor) -> Tensor:
-    """How the surface twists on the way to a neighbour: normal . (offset x other normal), each (3, ...).
+    """Twist of the surface between a point and a neighbour: normal . (offset x other normal), each (3, ...).
 
-    It does not change when the cloud is turned, and changes its sign when the cloud is mirrored.
+    It is rotation-invariant and changes its sign under mirroring.
     """
     (nx, ny, nz), (dx, dy, dz), (sx, sy, sz) = normal, offset, other
     return nx * (dy * sz - dz * sy) + ny * (dz * sx - dx * sz) + nz * (dx * sy - dy * sx)

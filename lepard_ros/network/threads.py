@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""How many threads a program computes with, and how they wait. To be called before torch and numpy are imported."""
+"""Number of threads of a program, and their wait policy. Call it before importing torch and numpy."""
 
 import os
 from collections.abc import MutableMapping
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-# The products of the networks have some thousand rows; shared by more threads each has too little to do. Not measured
+# The matrix products of the networks have a few thousand rows; with more threads each has too little work. Not measured
 # beyond two cores.
 MAX_THREADS = 8
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # "<microseconds> <period>" of a container, or "max <period>"
@@ -21,16 +21,16 @@ class Threads(NamedTuple):
 
 
 def wait_without_spinning() -> None:
-    """Let OpenMP's threads sleep while they wait, unless the user says otherwise.
+    """Let waiting OpenMP threads sleep, unless the user sets another policy.
 
-    Spinning is quicker by microseconds on an idle machine. On a busy one the thread that all wait for is not running
-    while the others burn its time: a replay took 0.71 CPU-s a frame instead of 0.13 (2 cores, load 8, 2026-11-17).
+    Spinning saves microseconds on an idle machine. On a busy one, spinning threads take the time of the thread that
+    they wait for: a replay took 0.71 CPU-s a frame instead of 0.13 (2 cores, load 8, 2026-11-17).
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def choose_threads(environment: MutableMapping[str, str] = os.environ) -> Threads:
-    """As many threads as cores are idle, for this process and those it starts; OMP_NUM_THREADS overrules."""
+    """Use as many threads as there are idle cores, also in child processes; OMP_NUM_THREADS overrides this."""
     given = environment.get("OMP_NUM_THREADS", "")
     if given:
         return Threads(int(given) if given.isdigit() else 1, "as OMP_NUM_THREADS says")
@@ -41,7 +41,7 @@ def choose_threads(environment: MutableMapping[str, str] = os.environ) -> Thread
 
 
 def idle_threads(cores: int, load: float) -> Threads:
-    """The threads that help on so many cores with so many busy processes: more than are idle only take turns."""
+    """The useful number of threads for a number of cores and a load: more than the idle cores would compete."""
     number = max(1, min(round(cores - load), MAX_THREADS))
     return Threads(number, f"of {cores} cores, with a load of {load:.1f}; OMP_NUM_THREADS sets another number")
 

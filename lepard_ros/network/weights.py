@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Weights on disk: a safetensors file with a JSON card beside it, and the authors' checkpoints."""
+"""Weights on disk: a safetensors file with a JSON card next to it, and the authors' checkpoints."""
 
 import hashlib
 import json
@@ -19,13 +19,13 @@ from lepard_ros.network.lepard import Lepard
 
 SHIPPED = Path(__file__).resolve().parent.parent / "weights"
 FORMAT = 1
-# Tensors of an authors' checkpoint that its forward pass never touches.
+# Tensors of an authors' checkpoint that its forward pass never uses.
 UNUSED = ("backbone.decoder_blocks.3.", "backbone.decoder_blocks.5.", "backbone.coarse_in.", "backbone.fine_out.")
 
 
 @dataclass
 class Card:
-    """What a file of weights is: the network's settings, where it comes from, how good it is.
+    """Description of a weights file: network settings, origin, quality.
 
     sha256: of the safetensors file, and the identity of the weights.
     """
@@ -76,7 +76,7 @@ def load(name: str | os.PathLike[str]) -> tuple[Lepard, Card]:
     path = find_weights(name)
     card_path = path.with_suffix(".json")
     if not card_path.exists():
-        raise InputError(f"{path.name} has no card {card_path.name} beside it: copy both files together.")
+        raise InputError(f"{path.name} has no card {card_path.name} next to it: copy both files together.")
     card = Card.from_json(card_path.read_text(encoding="utf-8"), card_path.name)
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != card.sha256:
@@ -109,7 +109,7 @@ def save(network: Lepard, card: Card, path: str | os.PathLike[str], half: bool =
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a reader sees the old or the new one, never a part."""
+    """Write a file atomically."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -124,7 +124,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def _fill(network: Lepard, tensors: dict[str, Tensor], origin: str) -> None:
-    """Load tensors by name; a missing, superfluous or wrong-sized one is refused."""
+    """Load tensors by name; raises InputError for a missing, extra or wrong-sized one."""
     wanted = network.state_dict()
     for name in sorted(set(wanted) | set(tensors)):
         if name not in tensors or name not in wanted:
@@ -144,7 +144,7 @@ def load_official(path: str | os.PathLike[str], **sizes: Any) -> Lepard:
 
     sizes: first_feats_dim, feature_dim, first_subsampling_dl, heads, voxel_size, vol_origin, neighbour_limits,
     conv_radius, kernel_extent, kernel_points, temperature, sinkhorn_iterations, layers (as in the recorded cases),
-    max_condition_number, matching, position_code, entangled. What is left out is as for 3DMatch.
+    max_condition_number, matching, position_code, entangled. Missing values default to those of 3DMatch.
     """
     network = Lepard(official_config(**sizes))
     tensors = rename_official(read_official(path), network.config)
@@ -164,7 +164,7 @@ def official_config(**sizes: Any) -> LepardConfig:
 
 
 def read_official(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The tensors of an authors' checkpoint, unpickled with nothing but tensors allowed."""
+    """The tensors of an authors' checkpoint; the unpickler allows only tensors."""
     name = Path(path).name
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
@@ -182,7 +182,7 @@ def read_official(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 
 def rename_official(tensors: dict[str, Tensor], config: LepardConfig) -> dict[str, Tensor]:
-    """Give the reference's tensors our names, and leave out those that it never uses."""
+    """Rename the reference's tensors to our names, and drop those that it never uses."""
     places = _encoder_places(config)
     renamed = {}
     for name, value in tensors.items():
@@ -226,11 +226,11 @@ def _encoder_places(config: LepardConfig) -> dict[int, str]:
 
 
 def grown(old: dict[str, Tensor], new: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of a smaller network for a larger one, which begins as (nearly) the same function.
+    """Extend the weights of a smaller network to a larger one that starts as (nearly) the same function.
 
-    old: the smaller network's tensors; new: the larger one's, freshly made. It may see chirality, have wider
-    bottlenecks, or a smooth decoder. A new channel reads what it likes, and nobody reads it yet. What is smaller in the
-    new network, or grew in any other way, is kept as it is, for the loader to refuse.
+    old: tensors of the smaller network; new: freshly initialised tensors of the larger one. It may have chirality,
+    wider bottlenecks, or a smooth decoder. New channels have random inputs and zero outputs. Tensors that differ in
+    any other way are kept, so that the loader rejects them.
     """
     result = {name: value for name, value in new.items() if name.startswith(NEW_BLOCKS)} | old
     for name in result:
@@ -247,12 +247,12 @@ GROWING = ("KPConv.weights", "unary1.mlp.weight", "unary2.mlp.weight", "pair_bia
 
 
 def _grown(name: str, before: Tensor, after: Tensor) -> Tensor:
-    """A tensor in the upper left corner of a larger one; the rest is fresh where it makes new channels, or zero."""
+    """A tensor in the upper left corner of a larger one; the rest is fresh for new output channels, else zero."""
     if any(a < b for a, b in zip(after.shape, before.shape, strict=True)):
         return before
     result = after.clone() if name.endswith(("KPConv.weights", "unary1.mlp.weight")) else torch.zeros_like(after)
     if name.endswith("KPConv.weights"):
-        result[:, :, : before.shape[2]] = 0  # the old channels hear neither new channels nor new kernel functions
+        result[:, :, : before.shape[2]] = 0  # old channels get no input from new channels or kernel functions
         result[before.shape[0] :] = 0
     result[tuple(slice(size) for size in before.shape)] = before
     return result

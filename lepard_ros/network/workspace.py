@@ -1,6 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Work in pieces that stay in the cache, in memory that is written again and again: the seam between what the network
-computes and how a processor likes to compute it."""
+"""Cache-friendly execution: work in chunks, and reuse scratch memory."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,27 +13,27 @@ from lepard_ros.network.precision import autocast_is_on, is_traced
 
 
 def at_once(like: Tensor, few: int) -> int:
-    """How many rows to work on at a time: few where they shall stay in a processor's cache, many on a GPU.
+    """Number of rows to process at a time: few, to stay in the cache of a CPU; many on a GPU.
 
-    A GPU waits for each of many small operations: with pieces that suit a cache it is launch-bound.
+    With chunks that suit a CPU cache, a GPU would be launch-bound.
     """
     return few if like.device.type == "cpu" else 256 * few
 
 
 def in_pieces(rows: Tensor, max_rows: int) -> Sequence[Tensor]:
-    """The rows in pieces of at most so many; in one for an exported graph, which must not depend on their number."""
+    """Split the rows into chunks; one chunk for an exported graph, which must not depend on their number."""
     return [rows] if is_traced() else rows.split(max_rows)
 
 
-# The tables of the innermost `scratch_memory` of this thread, by what they are for. Trackers encode in several threads.
+# Tables of the innermost `scratch_memory` of this thread, by purpose. Trackers encode in several threads.
 _tables: ContextVar[dict[str, Tensor] | None] = ContextVar("scratch tables", default=None)
 
 
 @contextmanager
 def scratch_memory() -> Iterator[None]:
-    """Within it `product` and `gather_rows` write to memory that is used again: far cheaper, since it is in the cache.
+    """Within this context `product` and `gather_rows` reuse memory, which is much faster, since it is in the cache.
 
-    A result is then good until the next call of the same name. The memory is given back at the end.
+    A result is valid until the next call with the same name. The memory is freed at the end.
     """
     before = _tables.set({})
     try:
@@ -44,10 +43,9 @@ def scratch_memory() -> Iterator[None]:
 
 
 def scratch_table(name: str, like: Tensor, *shape: int) -> Tensor | None:
-    """A table of this shape, with anything in it, for a parameter `out`; None: the operation is to make its own.
+    """An uninitialised table of this shape for a parameter `out`; None if the operation must allocate its own.
 
-    There is none outside of `scratch_memory`, where gradients are recorded, which need every piece's own, where
-    autocast chooses the types, or in an exported graph.
+    It is None outside `scratch_memory`, while gradients are recorded, under autocast, and in an exported graph.
     """
     tables = _tables.get()
     if tables is None or torch.is_grad_enabled() or is_traced() or autocast_is_on(like):
@@ -59,7 +57,7 @@ def scratch_table(name: str, like: Tensor, *shape: int) -> Tensor | None:
 
 
 def product(name: str, first: Tensor, second: Tensor) -> Tensor:
-    """The matrix product of (..., n, k) and (..., k, m), in scratch memory where that is allowed."""
+    """The matrix product of (..., n, k) and (..., k, m), in scratch memory if allowed."""
     return torch.matmul(first, second, out=scratch_table(name, first, *first.shape[:-1], second.shape[-1]))
 
 

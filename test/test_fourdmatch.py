@@ -98,7 +98,7 @@ def test_a_part_that_is_named_itself(published: Path) -> None:
     for part in ("val", "4DMatch", "4DLoMatch"):
         assert parts(evaluation_files(published / "split" / part)) == [part]
     assert training_files(published / "split" / "4DMatch") == []
-    with pytest.raises(InputError, match="test pairs are left out"):
+    with pytest.raises(InputError, match="test pairs do not count"):
         training_pairs([published / "split" / "4DLoMatch"])
     (published / "only").mkdir()
     (published / "split" / "train").rename(published / "only" / "train")

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""`lepard bag make SRC OUT` turns a recording of a depth camera into a rosbag2, `info` lists one, `play` plays one."""
+"""`lepard bag make SRC OUT` converts a depth recording to a rosbag2, `info` lists a bag, `play` plays one."""
 
 import argparse
 from pathlib import Path
@@ -9,7 +9,7 @@ from lepard_ros.data.recordings import CAMERA_HELP
 from lepard_ros.errors import InputError
 from lepard_ros.synthesis.room_recording import make_bag
 
-HELP = "make a rosbag2 from depth images, list what a bag holds, or play it over DDS"
+HELP = "make a rosbag2 from depth images, list the contents of a bag, or play it over DDS"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,23 +29,29 @@ def _add_make(make: argparse.ArgumentParser) -> None:
     make.add_argument("--camera", type=Path, metavar="FILE", help=CAMERA_HELP)
     make.add_argument("output", type=Path, help="the new bag (a directory)")
     make.add_argument("--depth", action="store_true", help="write depth images instead of clouds")
-    make.add_argument("--tf", action="store_true", help="write the truth to /tf (not to be played into the node)")
+    make.add_argument("--tf", action="store_true", help="write the ground truth to /tf (do not play it into the node)")
     make.add_argument("--stride", type=int, default=1, help="keep every n-th pixel of a row and a column (default 1)")
     make.add_argument("--every", type=int, default=1, help="keep every n-th image (default 1)")
     make.add_argument(
-        "--gap", type=float, nargs=2, metavar=("START", "SECONDS"), help="leave out the images of this time (a kidnap)"
+        "--gap",
+        type=float,
+        nargs=2,
+        metavar=("START", "SECONDS"),
+        help="omit the images of this interval (kidnapped sensor)",
     )
-    make.add_argument("--frames", type=int, help="keep the first n images (synthetic: how many to make, default 60)")
-    make.add_argument("--rate", type=float, default=10.0, help="images a second of a synthetic room (default 10)")
+    make.add_argument(
+        "--frames", type=int, help="keep only the first n images (synthetic: number of images, default 60)"
+    )
+    make.add_argument("--rate", type=float, default=10.0, help="images per second of a synthetic room (default 10)")
     make.add_argument("--storage", choices=("mcap", "sqlite3"), default="mcap", help="file format (default mcap)")
 
 
 def _add_play(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bag", type=Path, help="the bag (a directory, .mcap or .db3)")
-    parser.add_argument("--rate", type=float, default=1.0, help="speed, 1 is that of the recording (default 1)")
+    parser.add_argument("--rate", type=float, default=1.0, help="playback speed, 1 for real time (default 1)")
     parser.add_argument("--clock", action="store_true", help="publish the time of the recording on /clock, at 40 Hz")
     parser.add_argument("--topics", nargs="+", default=[], metavar="TOPIC", help="play only these")
-    parser.add_argument("--wait-for", default="", metavar="NODE", help="begin when this node listens")
+    parser.add_argument("--wait-for", default="", metavar="NODE", help="start when this node has subscribed")
 
 
 def _play(args: argparse.Namespace) -> int:
@@ -54,7 +60,7 @@ def _play(args: argparse.Namespace) -> int:
     from lepard_ros.ros.bag_player import play_bag
 
     played = play_bag(args.bag, args.topics, args.rate, args.clock, args.wait_for, args.ros_arguments)
-    print(f"{args.bag}: {played.messages} messages played, the latest {played.late:.2f} s too late.")
+    print(f"{args.bag}: {played.messages} messages played, maximum delay {played.late:.2f} s.")
     return 0
 
 

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""`lepard demo`: a synthesised depth camera, a bag of what it saw, the real node, and what came of it on one page."""
+"""`lepard demo`: plays a synthetic recording into the real node and writes a report."""
 
 import argparse
 import importlib
@@ -13,13 +13,13 @@ from lepard_ros.errors import InputError
 
 HELP = """Show the node at work, without a sensor.
 
-rigid: a depth camera is carried once around a synthesised room. Its lens is covered for a moment, and when it sees
-again it is somewhere else in the room. The node says where the camera is.
-deformable: a depth camera looks at a synthesised creature that turns round in a furnished room. Its lens
-is covered for a moment. The node says how the creature has bent since it was first seen.
+rigid: a depth camera moves once around a synthetic room. Its lens is covered for a moment, and the camera is somewhere
+else when it sees again. The node tracks the camera's pose.
+deformable: a depth camera observes a synthetic creature that turns around in a furnished room. Its lens is covered for
+a moment. The node tracks the deformation of the creature since it was first seen.
 
-The recording is written as a rosbag2, played over DDS by one process into the node in another, and what the node
-publishes is compared with the truth. Pictures and a page go to the output folder."""
+The recording is written as a rosbag2. One process plays it over DDS into the node in another process, and the node's
+output is compared with the ground truth. Pictures and a report go to the output folder."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output", type=Path, default=Path("demo_output"), help="folder to write (default demo_output)"
     )
     parser.add_argument("--frames", type=int, help="clouds of the recording (default: rigid 60, deformable 100)")
-    parser.add_argument("--seed", type=int, help="which room, or which creature (default: one that shows much)")
+    parser.add_argument(
+        "--seed", type=int, help="seed of the room or creature (default: one that works well as a demonstration)"
+    )
     parser.add_argument("--weights", help="weights: a shipped name or a file (default: the mode)")
     parser.add_argument(
         "--fallback", choices=("none", "fpfh"), default="none", help="the rigid node's fallback (default none)"
@@ -39,13 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pace",
         choices=("real", "wait"),
-        help="play in real time, or wait for each answer (default: rigid real, deformable wait)",
+        help="play in real time, or wait for each result (default: rigid real, deformable wait)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demonstration; 0 if the node did what it is to show, 1 if not."""
-    # What the modes do differently is in a module each, under the same names.
+    """Run the demonstration; 0 if the node meets its targets, 1 if not."""
+    # Each mode has its own module with the same names.
     mode = importlib.import_module(f"lepard_ros.demo.{args.mode}")
     frames = mode.FRAMES if args.frames is None else args.frames
     if frames < mode.MIN_FRAMES:
@@ -63,5 +65,5 @@ def run(args: argparse.Namespace) -> int:
     print(mode.write_report(played, figures, output, time.monotonic() - started))
     complaints = mode.what_went_wrong(played, figures)
     for complaint in complaints:
-        print(f"Not what this is to show: {complaint} The node's log is {output / 'node.log'}.", file=sys.stderr)
+        print(f"The demo missed a target: {complaint} The node's log is {output / 'node.log'}.", file=sys.stderr)
     return 1 if complaints else 0

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""`lepard evaluate`: methods side by side on data with known motions, as tables, JSON and a report."""
+"""`lepard evaluate`: compares methods on data with ground truth, as tables, JSON and a report."""
 
 import argparse
 import datetime
@@ -19,7 +19,7 @@ from lepard_ros.evaluation.methods import ESTIMATORS, LEPARD, method_names, with
 from lepard_ros.evaluation.pairs import Task, run_pairs
 from lepard_ros.evaluation.tables import CRITERIA, comparison_lines, format_table, rigid_rows, summarise_all
 
-HELP = """Compare methods on data with known motions.
+HELP = """Compare methods on data with ground truth.
 
 examples:
   lepard evaluate 3dlomatch DATA --json runs/3dlomatch.json      # all pairs: ours, fpfh+ransac, kiss-matcher
@@ -32,7 +32,7 @@ examples:
   lepard evaluate bag room_bag street_bag --json runs/bags.json --cluster tcp://HOST:8786
   lepard evaluate gate
 
-An interrupted run goes on where it stopped when it is given the same --json file."""
+An interrupted run resumes if it gets the same --json file."""
 
 RIGID_COMMANDS = {"3dmatch": "3DMatch", "3dlomatch": "3DLoMatch", "tum": "tum", "pairs": None}
 BAG_MODULE = "lepard_ros.commands.replay"
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_deformable(kinds.add_parser("4dmatch", help=text, description=text))
     text = "variants of the network on rigid or deformable pairs, as in the paper's ablations"
     _add_ablation(kinds.add_parser("ablation", help=text, description=text))
-    text = "a few generated rooms: fails when shipped weights got worse than recorded"
+    text = "a few synthetic rooms: fails if the shipped weights are worse than recorded"
     gate = kinds.add_parser("gate", help=text, description=text)
     gate.add_argument("--weights", default="rigid", help="shipped weights by name, or a file (default rigid)")
     if importlib.util.find_spec(BAG_MODULE) is not None:
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_rigid(parser: argparse.ArgumentParser, set_name: str | None) -> None:
     _add_common(parser, ["lepard:rigid", "fpfh+ransac", "kiss-matcher"], method_names())
     parser.add_argument("--estimator", nargs="+", choices=ESTIMATORS, default=["ours"],
-                        help="a row of Lepard's matches with each: ours, or RANSAC as in the paper")  # fmt: skip
+                        help="estimators for Lepard's matches, one row each: ours, or the paper's RANSAC")  # fmt: skip
     if set_name is None:
         parser.add_argument("--set", dest="set_name", choices=RIGID_SETS, default="3DMatch", help="which pairs")
     else:
@@ -73,7 +73,7 @@ def _add_deformable(parser: argparse.ArgumentParser) -> None:
     _add_common(parser, ["lepard:deformable", "n-icp", "cpd"], "lepard:deformable, lepard:<weights>, n-icp, cpd")
     parser.add_argument("--part", choices=TEST_PARTS, help="only this part of a published set (default both)")
     parser.add_argument("--thresholds", nargs="+", type=float, default=[None], metavar="C",
-                        help="least confidences of a match, one row each (default: the weights' own)")  # fmt: skip
+                        help="minimum confidences of a match, one row each (default: that of the weights)")  # fmt: skip
     parser.add_argument("--register", action="store_true", help="also fit a warp to the matches: EPE, Acc5, Acc10")
 
 
@@ -81,20 +81,20 @@ def _add_ablation(parser: argparse.ArgumentParser) -> None:
     _add_common(parser, None, "lepard:rigid, lepard:deformable, lepard:<weights> (default: what suits the set)")
     sets = (*RIGID_SETS, "4dmatch")
     parser.add_argument("--set", dest="set_name", choices=sets, default="3DMatch", help="which pairs (default 3DMatch)")
-    parser.add_argument("--variants", nargs="+", default=None, metavar="V", help="a part of the variants; default all")
+    parser.add_argument("--variants", nargs="+", default=None, metavar="V", help="only these variants (default all)")
 
 
 def _add_common(parser: argparse.ArgumentParser, methods: list[str] | None, names: str) -> None:
     parser.add_argument("data", type=Path, help="folder of the data set (official layout or compact)")
     parser.add_argument("--methods", nargs="+", default=methods, metavar="M", help=f"any of: {names}")
-    parser.add_argument("--count", type=_positive, help="draw this many pairs; default all (unrelated: 100)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the draw (default 0)")
+    parser.add_argument("--count", type=_positive, help="sample this many pairs; default all (unrelated: 100)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample (default 0)")
     parser.add_argument("--jobs", type=_positive, default=min(MAX_JOBS, os.cpu_count() or 1), help="processes")
     parser.add_argument(
         "--cluster", metavar="ADDRESS", help="run on the workers of this Dask scheduler: docs/cluster.md"
     )
     parser.add_argument(
-        "--json", type=Path, metavar="F", help="write results here; F.jsonl beside it lets a run resume"
+        "--json", type=Path, metavar="F", help="write results here; F.jsonl next to it lets a run resume"
     )
     parser.add_argument("--report", type=Path, metavar="DIR", help="write a self-contained page DIR/index.html")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -210,7 +210,7 @@ def _run_bags(args: argparse.Namespace) -> int:
 
 
 def _run_gate(args: argparse.Namespace) -> int:
-    """`lepard evaluate gate`: print the score; exit code 1 when it is worse than recorded."""
+    """`lepard evaluate gate`: print the score; exit code 1 if it is worse than recorded."""
     from lepard_ros.evaluation import gate
     from lepard_ros.matcher import Matcher
 
@@ -231,7 +231,7 @@ def log_path(json_file: Path | None) -> Path | None:
 
 
 def stamp(args: argparse.Namespace) -> dict[str, Any]:
-    """What a reader needs to repeat the run."""
+    """The settings needed to repeat the run."""
     return {
         "version": __version__,
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
@@ -242,7 +242,7 @@ def stamp(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def write_json(path: Path | None, result: dict[str, Any]) -> None:
-    """Write the results, refused with a sentence where the place cannot be written."""
+    """Write the results; raises InputError if the file cannot be written."""
     if path is None:
         return
     try:

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""`lepard map`: what a saved map holds, as a cloud file or a picture, and two maps made one."""
+"""`lepard map`: inspects, exports, draws and merges saved maps."""
 
 import argparse
 from pathlib import Path
@@ -8,12 +8,12 @@ from lepard_ros.errors import InputError
 from lepard_ros.evaluation.replay import load_matcher
 from lepard_ros.tracking.rigid import RigidTracker
 
-HELP = """look into, export, merge or draw saved maps
+HELP = """inspect, export, merge or draw saved maps
 
   lepard map info MAP                   keyframes, memory, extent
   lepard map export MAP cloud.ply       the points (PLY, PCD, ...)
   lepard map merge A B -o C             B aligned to A by Lepard, joined by the pose graph
-  lepard map render MAP picture.png     from above"""
+  lepard map render MAP picture.png     top view"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

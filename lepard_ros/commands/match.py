@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""`lepard match SOURCE TARGET`: how two cloud files align, as text, JSON and a picture."""
+"""`lepard match SOURCE TARGET`: aligns two cloud files; output as text, JSON and a picture."""
 
 import argparse
 import json
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from lepard_ros.matcher import Matcher
 
 Viewpoint = FloatArray | str
-VIEWPOINT_HELP = """where the sensor stood in a cloud's frame: origin (the default), x,y,z in metres, or unknown (a
+VIEWPOINT_HELP = """position of the sensor in the cloud's frame: origin (the default), x,y,z in metres, or unknown (a
 fused map, a model, a cloud that was moved); one for both clouds, or one for the source and one for the target"""
 
-HELP = """Match two cloud files (ply, pcd, npy, npz, xyz) and print how the first aligns with the second.
+HELP = """Match two cloud files (ply, pcd, npy, npz, xyz) and print the alignment of the first to the second.
 
 examples:
   lepard match scan_a.ply scan_b.ply --picture matches.png
@@ -35,8 +35,8 @@ The exit code is 0 when the alignment is accepted and 1 when it is refused."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `lepard match`."""
-    parser.add_argument("source", type=Path, help="the cloud that is moved, in metres")
-    parser.add_argument("target", type=Path, help="the cloud that it is moved to, in metres")
+    parser.add_argument("source", type=Path, help="the cloud to align, in metres")
+    parser.add_argument("target", type=Path, help="the cloud to align it to, in metres")
     parser.add_argument(
         "--mode", choices=("rigid", "deformable"), default="rigid", help="what may move (default rigid)"
     )
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:0 or onnx (default auto)")
     parser.add_argument("--viewpoint", nargs="+", metavar="V", help=VIEWPOINT_HELP)
     parser.add_argument(
-        "--effort", type=int, choices=(0, 1, 2), default=2, help="further tries at a refused rigid pair (default 2)"
+        "--effort", type=int, choices=(0, 1, 2), default=2, help="further tries for a refused rigid pair (default 2)"
     )
     parser.add_argument("--json", type=Path, metavar="F", help="write transform, status and matches here")
     parser.add_argument("--picture", type=Path, metavar="F.png", help="draw matches here, and the warp if there is one")
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Match, print and write what was asked for."""
+    """Match, print and write the requested files."""
     viewpoints = read_viewpoints(args.viewpoint or ["origin"])
     source, target = read_cloud(args.source), read_cloud(args.target)
     from lepard_ros.matcher import Matcher
@@ -92,7 +92,7 @@ def _run_rigid(
     target: FloatArray,
     viewpoints: list[Viewpoint],
 ) -> bool:
-    # No viewpoint given: raw clouds, at which a further try turns the grid and no longer believes in the origin.
+    # No viewpoint given: raw clouds, for which a further try rotates the grid and treats the viewpoint as unknown.
     first, second = matcher.encode_all([source, target], viewpoints) if args.viewpoint else (source, target)
     result = matcher.register(first, second, effort=args.effort)
     print(rigid_text(result))
@@ -137,7 +137,7 @@ def _write_json(path: Path | None, values: dict[str, Any]) -> None:
 
 
 def _write_aligned(path: Path, source: FloatArray, aligned: FloatArray | None) -> None:
-    """The aligned cloud; a refused alignment writes nothing rather than the source as it was."""
+    """Write the aligned cloud; nothing for a refused alignment."""
     if aligned is None:
         print(f"{path} was not written: there is no accepted alignment.")
         return

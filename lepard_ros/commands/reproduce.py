@@ -14,13 +14,13 @@ from lepard_ros.evaluation.pairs import Task, run_pairs
 from lepard_ros.evaluation.published import deformable_comparison, rigid_comparison
 from lepard_ros.evaluation.tables import format_table, summarise_all
 
-HELP = """The paper's tables from the published data, with the paper's figures beside ours.
+HELP = """Reproduce the paper's tables from the published data, with the paper's figures next to ours.
 
 examples:
   lepard reproduce 3dmatch   DATA --weights pretrained/3dmatch/model_best_loss.pth
   lepard reproduce 4dlomatch DATA --weights runs/paper_deformable/best.safetensors
 
-An interrupted run goes on where it stopped. docs/reproduce.md says where data and weights come from."""
+An interrupted run resumes where it stopped. docs/reproduce.md explains where to get data and weights."""
 
 RIGID = {"3dmatch": "3DMatch", "3dlomatch": "3DLoMatch"}
 DEFORMABLE = {"4dmatch": "4DMatch", "4dlomatch": "4DLoMatch"}
@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--weights", type=Path, required=True, help="the authors' checkpoint (.pth), or .safetensors of `lepard train`")
     add("--sizes", type=Path, help="JSON file of sizes that differ from the paper's, for a .pth file")
     add("--out", type=Path, default=Path("runs/reproduce"), help="results and converted weights (default %(default)s)")
-    add("--count", type=int, help="draw this many pairs (default all)")
-    add("--seed", type=int, default=0, help="seed of the draw (default 0)")
-    add("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="processes; give 1 with a GPU")
+    add("--count", type=int, help="sample this many pairs (default all)")
+    add("--seed", type=int, default=0, help="seed of the sample (default 0)")
+    add("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="processes; use 1 with a GPU")
     add("--cluster", metavar="ADDRESS", help="run on the workers of this Dask scheduler: docs/cluster.md")
     add("--quiet", action="store_true", help="no progress bar")
 

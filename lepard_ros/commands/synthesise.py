@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""`lepard synthesise`: make training data from nothing but meshes, or from no files at all."""
+"""`lepard synthesise`: makes training data from meshes, or without any files."""
 
 import argparse
 from pathlib import Path
@@ -12,8 +12,8 @@ from lepard_ros.synthesis.real_shards import write_real_shards
 from lepard_ros.synthesis.shards import synthesise_rooms
 
 HELP = "make synthetic training data: rooms for the rigid network, creatures for the deformable one"
-CREATURES_HELP = "scenes of a bending thing, several clouds each: the training data of the deformable network"
-DEFORMABLE_HELP = "deformable pairs: creatures, people, hands, cloth, soft things (4DMatch format)"
+CREATURES_HELP = "scenes of a deforming object, several clouds each: the training data of the deformable network"
+DEFORMABLE_HELP = "deformable pairs: creatures, people, hands, cloth, soft objects (4DMatch format)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,26 +32,26 @@ def _add_rooms(kinds: Any) -> None:
     rooms = kinds.add_parser(
         "rooms",
         help="furnished rooms seen by a depth camera",
-        description="Furnished rooms seen by a depth camera, one file per room. A room depends on its seed and the "
-        "meshes only; rooms that are there already are skipped, so a stopped run can be continued. Seeds 0 to 99 "
-        "are kept for validation by `lepard train`.",
+        description="Furnished rooms seen by a depth camera, one file per room. A room depends only on its seed and "
+        "the meshes. Existing rooms are skipped, so that a stopped run can be resumed. `lepard train` keeps seeds 0 "
+        "to 99 for validation.",
     )
     rooms.add_argument("out", type=Path, metavar="OUT", help="folder for the rooms")
     rooms.add_argument(
         "--meshes", type=Path, metavar="DIR", help="folder of .npz meshes; without it furniture is procedural"
     )
-    rooms.add_argument("--count", type=int, default=1000, metavar="N", help="how many rooms (default 1000)")
+    rooms.add_argument("--count", type=int, default=1000, metavar="N", help="number of rooms (default 1000)")
     rooms.add_argument("--first-seed", type=int, default=0, metavar="K", help="seed of the first room (default 0)")
-    rooms.add_argument("--processes", type=int, default=1, metavar="P", help="how many to make at once (default 1)")
+    rooms.add_argument("--processes", type=int, default=1, metavar="P", help="number of parallel processes (default 1)")
 
 
 def _add_real(kinds: Any) -> None:
     real = kinds.add_parser(
         "real",
-        help="recordings and clouds of a real sensor, in the form of rooms",
-        description="Recordings and clouds of a real sensor, in the form of rooms. Each folder in DATA is a data set: "
-        "camera.txt, depth/*.png and poses.txt (TUM layout; poses are refined, doubtful frames left out), the same "
-        "without poses, or *.npz clouds with an array `xyz`; views without poses give pairs of virtual views.",
+        help="recordings and clouds of a real sensor, in the format of rooms",
+        description="Recordings and clouds of a real sensor, in the format of rooms. Each folder in DATA is a data "
+        "set: camera.txt, depth/*.png and poses.txt (TUM layout; poses are refined, uncertain frames are dropped), the "
+        "same without poses, or *.npz clouds with an array `xyz`; views without poses give pairs of virtual views.",
     )
     real.add_argument("data_folder", type=Path, metavar="DATA", help="folder of data sets")
     real.add_argument("out", type=Path, metavar="OUT", help="folder for the rooms")
@@ -61,7 +61,7 @@ def _add_creatures(kinds: Any) -> None:
     parser = kinds.add_parser("creatures", help=CREATURES_HELP, description=CREATURES_HELP)
     parser.add_argument("out", metavar="OUT", type=Path, help="folder for the scenes: OUT/scene_<seed>.npz")
     parser.add_argument("--models", metavar="DIR", type=Path, help="folder of skinned glTF models to use as well")
-    parser.add_argument("--count", type=int, default=1000, help="how many scenes (default %(default)s)")
+    parser.add_argument("--count", type=int, default=1000, help="number of scenes (default %(default)s)")
     parser.add_argument(
         "--first-seed", type=int, default=VALIDATION_SEEDS, help="of the first scene (default %(default)s)"
     )
@@ -80,13 +80,15 @@ def _add_deformable(kinds: Any) -> None:
         type=Path,
         help="render DeformingThings4D animations (.anime) instead, as 4DMatch does",
     )
-    parser.add_argument("--count", type=int, default=1000, help="how many pairs, with --anime of each animation (1000)")
+    parser.add_argument(
+        "--count", type=int, default=1000, help="number of pairs; with --anime, of each animation (default 1000)"
+    )
     parser.add_argument("--first-seed", type=int, default=0, help=f"seeds below {VALIDATION_SEEDS} go to OUT/val")
     parser.add_argument("--processes", type=int, default=1, help="worker processes (default %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make what was asked for."""
+    """Make the requested data."""
     if args.data == "real":
         print(f"{write_real_shards(args.data_folder, args.out)} rooms written to {args.out}")
         return 0
@@ -103,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{written} pairs of {animations} animations written to {args.out}")
     else:
         written, present = synthesise_pairs(args.out, load_models(args.models), seeds, args.cluster or args.processes)
-        print(f"{written} pairs written to {args.out}, {present} were there before")
+        print(f"{written} pairs written to {args.out}, {present} existed already")
         if written + present < len(seeds):
             print(f"{len(seeds) - written - present} seeds gave no pair with an overlap in range")
     return 0

@@ -34,7 +34,7 @@ from lepard_ros.training.training import (
 HELP = "train a network, or fine-tune the shipped one on your own scans"
 AnyStream = RoomStream | CreatureStream | DeformableStream | OfficialStream | PaperStream
 SCHEDULES = ("constant", "cosine", "linear", "exponential", "epochs")
-# What is taken where neither the command line nor a paper preset says otherwise.
+# Defaults, unless the command line or a paper preset sets a value.
 OURS = {
     "steps": 100_000, "optimiser": "adamw", "rate": 1e-3, "schedule": "constant", "epoch_rate": 0.95, "clip": 1.0,
     "pairs": 2, "warping_weight": 0.0, "validate": 1000, "validation_pairs": 120, "average": 0.999, "warmup": 200,
@@ -73,55 +73,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--init", help='start from these weights ("rigid", "deformable" or a .safetensors file) instead of at random')
     add("--steps", type=int, help="train up to this step (default 100,000; a paper preset: 20 epochs)")
     add("--epochs", type=int, help="the same in epochs of a published set")
-    add("--optimiser", choices=("adamw", "sgd"), help="default adamw; of a paper preset sgd, as published")
-    add("--rate", type=float, help="learning rate (default 0.001; of a paper preset 0.015)")
-    add("--schedule", choices=SCHEDULES, help="default constant; of a paper preset epochs: x 0.95 after every epoch")
+    add("--optimiser", choices=("adamw", "sgd"), help="default adamw; with a paper preset sgd, as published")
+    add("--rate", type=float, help="learning rate (default 0.001; with a paper preset 0.015)")
+    add("--schedule", choices=SCHEDULES, help="default constant; with a paper preset epochs: x 0.95 after every epoch")
     add("--schedule-start", type=int, default=0, help="step at which the decay begins")
     add("--final-rate", type=float, default=0.02, help="share of the rate at the end of a decay (default %(default)s)")
-    add("--epoch-rate", type=float, help="by which `--schedule epochs` multiplies the rate (default 0.95)")
-    add("--clip", type=float, help="largest norm of a gradient, 0 for none (default 1; of a paper preset 0)")
-    add("--pairs", type=int, help="rooms or pairs a step and process (default 2; of a paper preset 8)")
+    add("--epoch-rate", type=float, help="factor on the rate after every epoch of `--schedule epochs` (default 0.95)")
+    add("--clip", type=float, help="maximum norm of the gradient, 0 for no limit (default 1; with a paper preset 0)")
+    add("--pairs", type=int, help="rooms or pairs per step and process (default 2; with a paper preset 8)")
     add("--workers", type=int, help="processes that prepare the pairs of a paper preset (default 8)")
-    add("--clouds", type=int, default=4, help="of each room; all pairs among them are used (default %(default)s)")
+    add(
+        "--clouds", type=int, default=4, help="clouds of each room; all pairs among them are used (default %(default)s)"
+    )
     add(
         "--coarse-every",
         type=int,
         default=1,
-        help="let the transformer see one of so many pairs: it costs more than all else (default %(default)s)",
+        help="run the transformer, the most expensive part, on every n-th pair (default %(default)s)",
     )
     add(
         "--mirrored-share",
         type=float,
         default=0.0,
-        help="share of pairs in which descriptors must also tell the source from its mirror image (default 0)",
+        help="share of pairs whose mirrored source provides negatives for the descriptors (default 0)",
     )
     add(
         "--given-share",
         type=float,
         default=0.0,
-        help="share of rigid pairs that nearly their true motion repositions, as a good hypothesis would (default 0)",
+        help="share of rigid pairs repositioned by their perturbed true motion, like a good hypothesis (default 0)",
     )
     add(
         "--warping-weight",
         type=float,
-        help="weight of the warping loss (default 0; of paper_deformable 0.1)",
+        help="weight of the warping loss (default 0; with paper_deformable 0.1)",
     )
     add(
         "--coarse-weight",
         type=float,
         default=1.0,
-        help="weight of the matching loss; 0 trains the descriptors alone, in half the time (default %(default)s)",
+        help="weight of the matching loss; 0 trains only the descriptors, in half the time (default %(default)s)",
     )
     add("--seed", type=int, default=0)
     add("--device", default="cpu", help="cpu or cuda (default %(default)s)")
     add("--report", type=int, default=50, help="steps between lines of the log")
     add("--validate", type=int, help="steps between validations (default 1000; a paper preset: an epoch)")
-    add("--validation-pairs", type=int, help="pairs of a validation, 0 for all (default 120; of a paper preset all)")
+    add("--validation-pairs", type=int, help="pairs per validation, 0 for all (default 120; with a paper preset all)")
     add("--save", type=int, default=200, help="steps between checkpoints")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train until --steps; resumes from OUT/checkpoint.pt when it is there."""
+    """Train until --steps; resumes from OUT/checkpoint.pt if it exists."""
     rank, world = start_processes(args.device)
     args.device = own_device(args.device)
     torch.manual_seed(args.seed)
@@ -153,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def fill_recipe(args: argparse.Namespace) -> None:
-    """What the command line left open: the paper's recipe for a paper preset, ours otherwise."""
+    """Fill in defaults: the paper's recipe for a paper preset, ours otherwise."""
     published = args.mode == "deformable" or is_official_3dmatch(args.data[0])
     args.paper = published and (args.preset or "").startswith("paper_")
     recipe = {**RECIPE, "warping_weight": WARPING_WEIGHT[args.mode]} if args.paper else OURS
@@ -190,7 +192,7 @@ def settings_of(args: argparse.Namespace, stream: AnyStream) -> TrainingSettings
 
 
 def starting_network(args: argparse.Namespace) -> tuple[Lepard, str]:
-    """The network to begin with, and whether it is for rigid or deformable scenes.
+    """The initial network, and whether it is for rigid or deformable scenes.
 
     Weights of --init keep their own sizes and mode unless a preset is given.
     """
@@ -219,13 +221,13 @@ def changed(config: LepardConfig, changes: list[str]) -> LepardConfig:
 
 
 def adopt(network: Lepard, config: LepardConfig) -> Lepard:
-    """Weights for another grid, or for a network that is larger or also sees chirality: they carry over."""
+    """Transfer weights to another grid, or to a network that is larger or has chirality."""
     adopted = Lepard(config)
     try:
         adopted.load_state_dict(grown(network.state_dict(), adopted.state_dict()))
     except RuntimeError:
         raise InputError(
-            "the weights of --init have other sizes than --preset or --set ask for: leave those out."
+            "the weights of --init have other sizes than --preset or --set request: remove those options."
         ) from None
     return adopted
 
@@ -250,7 +252,7 @@ def make_stream(args: argparse.Namespace, network: Lepard, rank: int, world: int
 
 
 def report(log: Log, step: int, row: dict[str, float], processes: int) -> None:
-    """One line for the person who watches, one row for the curves."""
+    """One line on the terminal, one row for the curves."""
     log.write({"step": step, **row})
     rate = processes * row["pairs"] / row["seconds_per_step"]
     terms = "  ".join(

@@ -12,9 +12,9 @@ from lepard_ros.network.config import PRESETS
 from lepard_ros.network.weights import Card, find_weights, load, load_official, save, write_atomically
 
 HELP = (
-    "Weights on disk. `lepard convert` turns an authors' checkpoint (.pth) into safetensors with a card; "
+    "Weights on disk. `lepard convert` converts an authors' checkpoint (.pth) to safetensors with a card; "
     "`lepard export` writes the network as ONNX graphs for onnxruntime, TensorRT or OpenVINO; "
-    "`lepard info` shows what a file of weights is, and how fast it runs here."
+    "`lepard info` describes a weights file and measures its speed on this machine."
 )
 
 
@@ -25,13 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert, export or inform."""
+    """Run the subcommand."""
     return {"convert": run_convert, "export": run_export, "info": run_info}[args.command](args)
 
 
 def _convert_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=Path, help="the authors' .pth file; only plain tensors are read from it")
-    parser.add_argument("out", type=Path, help="the .safetensors file to write; its card goes beside it")
+    parser.add_argument("out", type=Path, help="the .safetensors file to write; its card goes next to it")
     parser.add_argument("--preset", choices=("paper_rigid", "paper_deformable"), default="paper_rigid")
     parser.add_argument(
         "--sizes", type=Path, help="JSON file of sizes that differ from the preset (as recorded cases have)"
@@ -72,7 +72,7 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_export(args: argparse.Namespace) -> int:
-    """Write the graphs, with the weights beside them: `device: onnx` finds both by the weights' path."""
+    """Write the graphs next to the weights, so that `device: onnx` finds both by the path of the weights."""
     from lepard_ros.network.onnx_graphs import export_graphs
 
     weights = find_weights(args.weights)

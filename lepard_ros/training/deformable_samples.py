@@ -20,11 +20,11 @@ from lepard_ros.network.lepard import Lepard
 from lepard_ros.training.samples import Pair, Sample, connected_pairs, make_sample
 
 JITTER = 0.001  # metres, as published
-VIEWPOINT = 0.2  # metres by which the sensor's place may be wrong
+VIEWPOINT = 0.2  # metres: error of the viewpoint
 
 
 def make_pair(pair: DeformablePair, network: Lepard, rng: Generator | None = None) -> Pair:
-    """A pair ready for the network; with a generator, each cloud is turned at random and jittered."""
+    """A pair prepared for the network; with a generator, each cloud is randomly rotated and jittered."""
     turns = [np.eye(3) if rng is None else Rotation.random(random_state=rng).as_matrix() for _ in range(2)]
     viewpoints = [np.zeros(3) if rng is None else rng.normal(0, VIEWPOINT, 3) for _ in range(2)]
     clouds = [cloud @ turn.T for cloud, turn in zip((pair.source, pair.target), turns, strict=True)]
@@ -53,14 +53,14 @@ def _float(values: np.ndarray) -> Tensor:
 
 
 class CreatureVisit:
-    """Some clouds of one scene, each made ready once: turned, jittered, with its flow to every moment."""
+    """Some clouds of one scene, each prepared once: rotated, jittered, with its flow to every pose."""
 
     def __init__(self, scene: CreatureScene, network: Lepard, rng: Generator) -> None:
         self.scene, self.network, self.rng = scene, network, rng
         self._ready: dict[int, tuple[Sample, FloatArray, list[Tensor]]] = {}
 
     def pair(self, source: int, target: int) -> Pair:
-        """The pair of two clouds, by their places in the scene."""
+        """The pair of two clouds, by their indices in the scene."""
         (first, first_pose, flows), (second, second_pose, _) = self._cloud(source), self._cloud(target)
         motion = invert(second_pose) @ first_pose
         columns = slice(3 * self.scene.moment[target], 3 * self.scene.moment[target] + 3)
@@ -84,7 +84,7 @@ class CreatureVisit:
 
 
 class CreatureStream:
-    """An endless stream of batches from folders of scenes: all pairs among some clouds of `lanes` scenes a step."""
+    """An endless stream of batches from folders of scenes: all pairs among some clouds of `lanes` scenes per step."""
 
     def __init__(
         self, folders: list[Path], network: Lepard, *, seed: int = 0, rank: int = 0, lanes: int = 2, clouds: int = 4
@@ -94,7 +94,7 @@ class CreatureStream:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look again which scenes there are (generation may still be running)."""
+        """List the scenes again (generation may still be running)."""
         self.files = scene_files(self.folders)
 
     def batch(self, step: int) -> list[Pair]:
@@ -105,21 +105,21 @@ class CreatureStream:
         rng = np.random.default_rng([self.seed, self.rank, lane, step])
         scene = load_scene(self.files[int(rng.integers(len(self.files)))])
         chosen = connected_pairs(scene.pairs, rng.permutation(len(scene.pairs)), self.clouds)
-        # Of a pair and its reverse one: both ask the same of the network.
+        # Keep one of a pair and its reverse: both train the network on the same task.
         once = {frozenset(scene.pairs[number].tolist()): number for number in chosen}
         visit = CreatureVisit(scene, self.network, rng)
         return [visit.pair(*scene.pairs[number].tolist()) for number in sorted(once.values())]
 
 
 class DeformableStream:
-    """An endless stream of batches from folders of deformable pairs (validation and test pairs are left out)."""
+    """An endless stream of batches from folders of deformable pairs (without validation and test pairs)."""
 
     def __init__(self, folders: list[Path], network: Lepard, *, seed: int = 0, rank: int = 0, lanes: int = 2) -> None:
         self.folders, self.network, self.seed, self.rank, self.lanes = folders, network, seed, rank, lanes
         self.refresh()
 
     def refresh(self) -> None:
-        """Look again which pairs there are (generation may still be running)."""
+        """List the pairs again (generation may still be running)."""
         self.files = training_pairs(self.folders)
 
     def batch(self, step: int) -> list[Pair]:
@@ -136,7 +136,7 @@ def training_pairs(folders: list[Path]) -> list[Path]:
     files = [path for folder in folders for path in training_files(folder)]
     if not files:
         raise InputError(
-            "no deformable pairs to train on (validation and test pairs are left out): make some with "
+            "no deformable pairs to train on (validation and test pairs do not count): make some with "
             "`lepard synthesise deformable OUT` and give --data OUT."
         )
     return files

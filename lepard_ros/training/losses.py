@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The paper's losses, and the one of the fine points' descriptors."""
+"""The paper's losses, and the loss of the fine descriptors."""
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ def focal_loss(confidence: Tensor, matches: Tensor) -> Tensor:
 
 
 def focal_loss_sinkhorn(confidence: Tensor, matches: Tensor) -> Tensor:
-    """The same for Sinkhorn, where also the confidence of wrong pairs must fall; separate means."""
+    """The same for Sinkhorn, where the confidence of wrong pairs must also fall; separate means."""
     c = confidence.clamp(CLAMP, 1 - CLAMP)
     right = torch.zeros_like(c, dtype=torch.bool)
     right[tuple(matches.T)] = True
@@ -32,7 +32,7 @@ def focal_loss_sinkhorn(confidence: Tensor, matches: Tensor) -> Tensor:
 
 
 def warping_loss(fit: RigidFit, source: Tensor, warped: Tensor, matches: Tensor) -> Tensor:
-    """How far the rigid fit leaves the overlapping source points from where they truly go.
+    """Error of the rigid fit at the overlapping source points.
 
     source, warped: (B, n, 3); matches: (K, 3). L1 over xyz, mean over the source points of true matches.
     """
@@ -52,7 +52,7 @@ def total_loss(
 ) -> Tensor:
     """Matching (and warping) loss of every TMP block. source, warped: (B, n, 3); matches: (K, 3).
 
-    gate: the warping loss of a block counts once it finds more than this share of the true matches.
+    gate: the warping loss of a block is used once the block finds more than this share of the true matches.
     """
     focal = focal_loss_sinkhorn if sinkhorn else focal_loss
     stages = [(r.confidence, r.fit) for r in output.repositionings] + [(output.confidence, output.fit)]
@@ -74,10 +74,10 @@ def found_share(confidence: Tensor, matches: Tensor, threshold: float = 0.2) -> 
 def descriptor_loss(
     scores: Tensor, partner: Tensor, places: Tensor, radius: float, decoys: Tensor | None = None
 ) -> Tensor:
-    """How well each of K fine points finds its partner among all M points of the other cloud.
+    """Contrastive loss of K fine points against all M points of the other cloud.
 
-    scores: (K, M); partner: (K,) indices; places: (M, 3). Points nearer than `radius` metres to the true partner are
-    neither right nor wrong, and left out. decoys: (K, D) scores with points that are wrong wherever they are.
+    scores: (K, M); partner: (K,) indices; places: (M, 3). Points within `radius` metres of the true partner count
+    neither as positives nor as negatives. decoys: (K, D) scores with points that are always negatives.
     """
     near = torch.cdist(places[partner], places) < radius
     near[torch.arange(len(partner), device=partner.device), partner] = False

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The loss of a batch of pairs, and how well its matches are."""
+"""The loss of a batch of pairs, and the quality of its matches."""
 
 from typing import NamedTuple
 
@@ -18,13 +18,13 @@ from lepard_ros.training.losses import descriptor_loss, total_loss
 from lepard_ros.training.samples import Pair, Sample
 from lepard_ros.training.truth import mutual_matches
 
-GIVEN_TURN = 0.05  # radians: how far a given motion is turned off the true one, per axis
+GIVEN_TURN = 0.05  # radians: rotation error of a given motion, per axis
 
 
 class ObjectiveSettings(NamedTuple):
     """Weights of the losses, and the radius of a true coarse match in coarse cells.
 
-    coarse_weight 0 leaves the transformer out (half of the time) and trains the descriptors alone.
+    coarse_weight 0 skips the transformer (half of the time) and trains only the descriptors.
     """
 
     warping_weight: float = 0.0
@@ -33,16 +33,16 @@ class ObjectiveSettings(NamedTuple):
     descriptor_weight: float = 2.0
     guided_weight: float = 0.3
     fine_points: int = 256
-    coarse_every: int = 1  # the transformer, which costs more than all else, sees one of so many pairs of a step
-    warping_gate: float = 0.0  # share of the true matches that must be found before the warping loss counts
-    mirrored_share: float = 0.0  # of the pairs whose source is also shown mirrored, as decoys (needs chirality)
-    given_share: float = 0.0  # of the rigid pairs that are repositioned by their true motion, a little off
+    coarse_every: int = 1  # the transformer, the most expensive part, runs on every n-th pair of a step
+    warping_gate: float = 0.0  # minimum share of true matches found before the warping loss is used
+    mirrored_share: float = 0.0  # share of pairs whose mirrored source provides decoys (needs chirality)
+    given_share: float = 0.0  # share of rigid pairs that are repositioned by their slightly perturbed true motion
 
 
 class Objective(NamedTuple):
-    """loss: scalar; parts: its terms as floats; output and true matches (K, 3), to measure the predicted ones.
+    """loss: scalar; parts: its terms as floats; output and true matches (K, 3), for evaluating the predicted ones.
 
-    output: None where only descriptors are trained.
+    output: None if only descriptors are trained.
     """
 
     loss: Tensor
@@ -60,7 +60,7 @@ class Encoded(NamedTuple):
 
 
 def encode_pairs(network: Lepard, pairs: list[Pair]) -> list[tuple[Encoded, Encoded]]:
-    """Both clouds of each pair; all of them together where the network normalises over what is stacked."""
+    """Encode both clouds of each pair; all together if the network normalises over the stacked clouds."""
     samples = [sample for pair in pairs for sample in (pair.source, pair.target)]
     if network.config.normalisation != "joint":
         encoded = [Encoded(*network.encode(sample.pyramid, sample.relations)) for sample in samples]
@@ -74,14 +74,14 @@ def encode_pairs(network: Lepard, pairs: list[Pair]) -> list[tuple[Encoded, Enco
 
 
 class SharedEncodings:
-    """Every cloud of some pairs encoded once, however many pairs it is in: encoding is most of the work of a pair.
+    """Encodes every cloud once, however many pairs it is in: encoding is most of the work of a pair.
 
-    The losses of the pairs are taken from copies, one pair after the other; `backward` then carries what has gathered
-    there on through the backbone, once per cloud.
+    The losses use detached copies, one pair after the other; `backward` then propagates their accumulated gradients
+    through the backbone, once per cloud.
     """
 
     def __init__(self, network: Lepard, pairs: list[Pair], mirrored: set[int]) -> None:
-        """mirrored: places of the pairs whose source is also encoded as its mirror image."""
+        """mirrored: indices of the pairs whose source is also encoded mirrored."""
         self.made: list[Tensor] = []
         self.copies: list[Tensor] = []
         samples = {id(sample): sample for pair in pairs for sample in (pair.source, pair.target)}
@@ -105,7 +105,7 @@ class SharedEncodings:
         return self.encoded[id(pair.source)], self.encoded[id(pair.target)]
 
     def backward(self) -> None:
-        """Carry the gradients of the copies on to the network's weights."""
+        """Propagate the gradients of the copies to the network's weights."""
         used = [(made, copy.grad) for made, copy in zip(self.made, self.copies, strict=True) if copy.grad is not None]
         torch.autograd.backward([made for made, _ in used], [gradient for _, gradient in used])
 
@@ -117,7 +117,7 @@ def objective(
     seed: int = 0,
     encoded: list[tuple[Encoded, Encoded]] | None = None,
 ) -> Objective:
-    """Encode (unless that is done), match, and compare with the truth. seed: of the drawn fine points."""
+    """Encode (unless already done), match, and compare with the ground truth. seed: for sampling fine points."""
     encoded = encoded or encode_pairs(network, pairs)
     radius = settings.match_radius * network.config.coarse_grid
     truths = [mutual_matches(warp_coarse(pair), pair.target.pyramid.points[MATCH_LEVEL], radius) for pair in pairs]
@@ -146,7 +146,7 @@ def _coarse_loss(
     settings: ObjectiveSettings,
     seed: int,
 ) -> tuple[LepardOutput, Tensor]:
-    """What the transformer makes of the pairs, and its loss over all blocks."""
+    """The transformer's output for the pairs, and its loss over all blocks."""
     source = _batch([pair.source for pair in pairs], [e[0].coarse for e in encoded])
     target = _batch([pair.target for pair in pairs], [e[1].coarse for e in encoded])
     output = network.match(source, target, given_motions(network, pairs, settings.given_share, seed))
@@ -159,9 +159,9 @@ def _coarse_loss(
 
 
 def given_motions(network: Lepard, pairs: list[Pair], share: float, seed: int) -> RigidFit | None:
-    """The true motions of a batch, up to one coarse cell and some degrees off, as a good hypothesis is; or None.
+    """The true motions of a batch, perturbed by up to one coarse cell and some degrees like a good hypothesis; or None.
 
-    At low overlap the network's own fit is mostly wrong: without this the layers after it would learn to distrust it.
+    At low overlap the network's own fit is mostly wrong; without this, the later layers would learn to ignore it.
     """
     draw = np.random.default_rng([seed, len(pairs[0].source.pyramid.points[0])])
     if draw.random() >= share or any(pair.flow is not None for pair in pairs):
@@ -183,7 +183,7 @@ def _mean_fine_losses(
     settings: ObjectiveSettings,
     seed: int,
 ) -> tuple[dict[str, Tensor], float | None]:
-    """The losses of the fine points, and the share of them that chose right; nothing where no pair overlaps."""
+    """The losses of the fine points, and the share with a correct match; empty if no pair overlaps."""
     generator = torch.Generator().manual_seed(seed)
     found = []
     for b, (pair, (source, target)) in enumerate(zip(pairs, encoded, strict=True)):
@@ -197,7 +197,7 @@ def _mean_fine_losses(
 
 
 def warp_coarse(pair: Pair) -> Tensor:
-    """The coarse source points where they truly lie in the target's frame, (n, 3)."""
+    """The coarse source points at their true positions in the target's frame, (n, 3)."""
     return _warp(pair.source.pyramid.points[MATCH_LEVEL], pair.flow, pair.motion)
 
 
@@ -221,9 +221,9 @@ def _fine_losses(
     count: int,
     generator: torch.Generator,
 ) -> dict[str, Tensor] | None:
-    """Losses of some fine points that have a partner; None where hardly any has.
+    """Losses of a sample of fine points with a true match; None if there are hardly any.
 
-    descriptor: both ways. guided: with the coarse confidences (n, m), if given. hit: share that finds its partner.
+    descriptor: both directions. guided: with the coarse confidences (n, m), if given. hit: share of correct matches.
     """
     source, target, matching = pair.source, pair.target, network.fine_matching
     x, y = encoded_source.fine, encoded_target.fine
@@ -240,13 +240,13 @@ def _fine_losses(
     radius = 3 * network.config.grid
     scores = x[chosen] @ y.T * matching.scale
     forth = descriptor_loss(scores, nearest, places, radius)
-    # A point must also prefer its partner to the mirror images of the source's points.
+    # A point must also prefer its true match to the mirrored source points.
     decoys = None if encoded_source.decoys is None else y[nearest] @ encoded_source.decoys.T * matching.scale
     back = descriptor_loss(y[nearest] @ x.T * matching.scale, chosen, warped, radius, decoys)
     hit = ((places[scores.detach().argmax(1)] - warped[chosen]).norm(dim=1) < radius).float().mean()
     losses = {"descriptor": (forth + back) / 2, "hit": hit}
     if confidence is not None:
-        # The guided loss teaches the weight of the guidance, and descriptors to tell apart what it leaves open.
+        # The guided loss trains the weight of the guidance, and descriptors for the remaining ambiguity.
         confidence = confidence[: len(source.pyramid.points[MATCH_LEVEL]), : len(target.pyramid.points[MATCH_LEVEL])]
         prior = coarse_prior(confidence, matching.guidance)[source.owners[chosen]][:, target.owners]
         losses["guided"] = descriptor_loss(scores + prior, nearest, places, radius)
@@ -264,12 +264,12 @@ class MatchQuality(NamedTuple):
 
 @torch.no_grad()
 def match_quality(network: Lepard, pair: Pair, result: Objective, item: int, radius: float) -> MatchQuality:
-    """How good the coarse matches of pair `item` of a batch are; radius: metres within which a match is right."""
+    """Quality of the coarse matches of pair `item` of a batch; radius: maximum error in metres of a correct match."""
     assert result.output is not None
     warped, target = warp_coarse(pair), pair.target.pyramid.points[MATCH_LEVEL]
     confidence = result.output.confidence[item, : len(warped), : len(target)]
     best, index = confidence.max(1)
-    # As many as there are true matches, or a quarter of the points: what a robust estimate would be given.
+    # As many as there are true matches, or a quarter of the points: the input of a robust estimator.
     chosen = best.topk(min(len(best), max(16, len(best) // 4))).indices
     right = (warped[chosen] - target[index[chosen]]).norm(dim=1) < radius
     truth = result.matches[result.matches[:, 0] == item]

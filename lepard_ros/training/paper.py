@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The paper's training: its recipe, its augmentation, and its pairs once an epoch, from the published files."""
+"""The paper's training: its recipe, its augmentation, and the published pairs, once per epoch."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from lepard_ros.geometry.flow import blend_flow
 from lepard_ros.network.config import MATCH_LEVEL, LepardConfig
 from lepard_ros.training.samples import Pair, Sample
 
-MAX_POINTS = 30_000  # of a cloud; more are drawn from at random
+MAX_POINTS = 30_000  # of a cloud; larger ones are randomly sampled
 NOISE = {"rigid": 0.0025, "deformable": 0.001}  # metres, uniform to either side
 # Defaults of `lepard train` for a paper preset.
 RECIPE: dict[str, Any] = {
@@ -27,7 +27,7 @@ RECIPE: dict[str, Any] = {
     "average": 0.0, "warmup": 0, "half": False, "validation_pairs": 0, "workers": 8,
 }  # fmt: skip
 WARPING_WEIGHT = {"rigid": 0.0, "deformable": 0.1}
-WARPING_GATE = 0.01  # share of the true matches that must be found before the warping loss counts
+WARPING_GATE = 0.01  # minimum share of true matches found before the warping loss is used
 # Names of the published tables of pairs, without `.pkl`.
 TRAINING_TABLES, VALIDATION_TABLES = ("train_info", "3DMatch_train"), ("val_info", "3DMatch_valid")
 
@@ -47,10 +47,10 @@ class PairTable(Protocol):
     """The pairs of a published split."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Number of pairs."""
 
     def load(self, number: int) -> RawPair:
-        """One of them."""
+        """One pair."""
 
 
 class ScenePairs:
@@ -114,7 +114,7 @@ def _split(folders: Sequence[Path], mode: str, tables: tuple[str, ...], split: s
 
 
 def augmented(pair: RawPair, noise: float, rng: Generator) -> RawPair:
-    """As the paper: source or target turned at random, noise (metres, to either side), at most 30,000 points."""
+    """As in the paper: random rotation of source or target, uniform noise (metres), at most 30,000 points."""
     turn = Rotation.from_euler("zyx", rng.uniform(0, 2 * np.pi, 3)).as_matrix()
     if rng.random() > 0.5:
         source, flow = pair.source @ turn.T, pair.flow @ turn.T
@@ -125,7 +125,7 @@ def augmented(pair: RawPair, noise: float, rng: Generator) -> RawPair:
     kept = [_kept(len(cloud), rng) for cloud in (pair.source, pair.target)]
     source, target, flow = pair.source[kept[0]], pair.target[kept[1]], pair.flow[kept[0]]
     shaken = source + rng.uniform(-noise, noise, source.shape)
-    # A point that noise moved still ends where it truly did.
+    # Noise does not change the true target position of a point.
     flow = flow - (shaken - source)
     return pair._replace(source=shaken, target=target + rng.uniform(-noise, noise, target.shape), flow=flow)
 
@@ -135,7 +135,7 @@ def _kept(count: int, rng: Generator) -> Any:
 
 
 def prepared(pair: RawPair, config: LepardConfig) -> Pair:
-    """A pair ready for the network. The clouds are on its grid already and are not gridded again."""
+    """A pair prepared for the network. The clouds are already on its grid and are not gridded again."""
     source, target = (_sample(points, config) for points in (pair.source, pair.target))
     coarse = source.pyramid.points[MATCH_LEVEL]
     flow = blend_flow(coarse.double().numpy(), pair.source, pair.flow) if pair.flow.any() else None
@@ -183,7 +183,7 @@ class PaperStream(torch.utils.data.Dataset[list[Pair]]):
     __getitem__ = batch
 
     def batches(self, start: int, end: int, workers: int) -> Iterator[list[Pair]]:
-        """The batches of the steps from `start` to `end`, prepared by so many processes beside the training."""
+        """The batches of the steps from `start` to `end`, prepared by worker processes."""
         loader = torch.utils.data.DataLoader(
             self, batch_size=None, sampler=range(start, end), num_workers=workers, collate_fn=list
         )
@@ -194,7 +194,7 @@ class PaperStream(torch.utils.data.Dataset[list[Pair]]):
 
 
 def validation_pairs(table: PairTable, config: LepardConfig, count: int) -> Iterator[tuple[Pair, float]]:
-    """Validation pairs as they are, with their overlap: all of them (count 0), or some spread evenly."""
+    """Validation pairs without augmentation, with their overlap: all (count 0), or an evenly spaced sample."""
     step = max(1, len(table) // count) if count else 1
     for number in range(0, len(table), step)[: count or None]:
         pair = table.load(number)

@@ -1,7 +1,7 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Training samples from rooms: clouds turned, jittered and described by their pyramids, in pairs with their truth.
+"""Training samples from rooms: rotated and jittered clouds with their pyramids, in pairs with ground truth.
 
-The stream is a pure function of (seed, rank, step), so that training can stop anywhere and go on bit for bit.
+The stream is a pure function of (seed, rank, step), so that training can stop anywhere and resume bit for bit.
 """
 
 from collections.abc import Iterator
@@ -24,16 +24,16 @@ from lepard_ros.synthesis.shards import Shard, load_room
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is done to each cloud: uniform jitter in metres, and how far (metres) the viewpoint may be wrong."""
+    """Augmentation of each cloud: uniform jitter and viewpoint error, in metres."""
 
     jitter: float = 0.004
     viewpoint: float = 0.3
-    lost_viewpoint: float = 0.25  # share of clouds whose viewpoint is four times as far off
+    lost_viewpoint: float = 0.25  # share of clouds with four times the viewpoint error
     crop: float = 0.1  # share of clouds of which a random half space is cut off
     max_points: int = 22_000  # a larger cloud is cut to a ball: real fragments are about this large
-    scale: tuple[float, float] = (0.6, 1.2)  # by which all clouds of a room grow, seldom more: that costs points
-    bend: float = 0.02  # metres: how far a cloud is bent smoothly, as fused fragments of a real camera are
-    holes: int = 6  # at most so many balls are cut out of a cloud, as dark or shiny surfaces are missing
+    scale: tuple[float, float] = (0.6, 1.2)  # range of the scale of a room; larger scales cost points
+    bend: float = 0.02  # metres: amplitude of a smooth bend, as in fused fragments of a real camera
+    holes: int = 6  # maximum number of balls cut out of a cloud, like missing dark or shiny surfaces
 
 
 PLAIN = Augmentation(jitter=0, viewpoint=0, lost_viewpoint=0, crop=0, scale=(1.0, 1.0), bend=0, holes=0)
@@ -41,7 +41,7 @@ PLAIN = Augmentation(jitter=0, viewpoint=0, lost_viewpoint=0, crop=0, scale=(1.0
 
 @dataclass
 class Sample:
-    """A cloud ready for the network: pyramid, convolution operators, and the coarse point of each fine one (N,)."""
+    """A cloud prepared for the network: pyramid, convolution operators, and the coarse point of each fine one (N,)."""
 
     pyramid: Pyramid
     relations: Relations
@@ -54,7 +54,7 @@ class Sample:
         return Sample(self.pyramid.to(device), (relations[0], relations[1]), owners)
 
     def mirrored(self) -> "Sample":
-        """The mirror image of the cloud, as far as invariant convolutions can see it."""
+        """The mirror image of the cloud, as represented by invariant convolutions."""
         same, down = ([replace(r, bag=r.invariant_bag().mirrored()) for r in level] for level in self.relations)
         return replace(self, relations=(same, down))
 
@@ -105,7 +105,7 @@ def make_sample(points: Tensor, viewpoint: Tensor, network: Lepard) -> Sample:
 
 @dataclass
 class RoomVisit:
-    """The clouds of one room as drawn for one visit, made on first use."""
+    """The clouds of one room as sampled for one visit, prepared on first use."""
 
     shard: Shard
     pairs: np.ndarray
@@ -123,9 +123,9 @@ class RoomVisit:
         return self._ready[index]
 
     def _augment(self, index: int) -> tuple[Sample, np.ndarray]:
-        # Each cloud draws from its own generator: the order in which clouds are asked for must not matter.
+        # Each cloud has its own generator: the order of requests must not matter.
         rng = np.random.default_rng([*self.entropy, index])
-        # All clouds of a visit have one scale: as if the room, and the sensor's way through it, were larger.
+        # All clouds of a visit share one scale, as if the room and the sensor's path were larger.
         low, high = self.augmentation.scale
         scale = float(np.exp(np.random.default_rng(self.entropy).uniform(np.log(low), np.log(high))))
         pose = self.shard.pose[index].copy()
@@ -145,7 +145,7 @@ class RoomVisit:
 def augmented_cloud(
     points: np.ndarray, pose: np.ndarray, augmentation: Augmentation, network: Lepard, rng: Generator
 ) -> tuple[Sample, np.ndarray]:
-    """A cloud (N, 3) cropped, turned and jittered, and its pose (4, 4) after that."""
+    """A cloud (N, 3), cropped, rotated and jittered, and its new pose (4, 4)."""
     points = crop_ball(points, augmentation.max_points, rng)
     if rng.random() < augmentation.crop:
         points = crop_half(points, rng)
@@ -164,7 +164,7 @@ WAVES, WAVE_LENGTH, HOLE_RADIUS = 4, (0.8, 4.0), (0.05, 0.25)  # metres
 
 
 def bend(points: np.ndarray, rng: Generator, amplitude: float) -> np.ndarray:
-    """Smooth random offsets (N, 3) of points (N, 3): a few plane waves, together up to about `amplitude` metres."""
+    """Smooth random offsets (N, 3) for points (N, 3): a few plane waves, up to about `amplitude` metres in total."""
     length = rng.uniform(*WAVE_LENGTH, WAVES)
     direction = rng.normal(size=(3, WAVES))
     direction /= np.linalg.norm(direction, axis=0)
@@ -228,12 +228,12 @@ class RoomStream:
         return RoomVisit(shard, shard.pairs[chosen], entropy, self.augmentation, self.network)
 
     def refresh(self) -> None:
-        """Look again which rooms there are (generation may still be running)."""
+        """List the rooms again (generation may still be running)."""
         self.files = training_files(self.folders)
 
 
 def connected_pairs(pairs: np.ndarray, order: np.ndarray, clouds: int) -> np.ndarray:
-    """The pairs among so many clouds that hang together. pairs: (P, 2) clouds; order: usable pairs, first one first."""
+    """The pairs among a number of connected clouds. pairs: (P, 2) clouds; order: usable pairs, preferred ones first."""
     members = set(pairs[order[0]].tolist())
     for _ in range(clouds - len(members)):
         touching = [end for p in order for end in pairs[p] if len(members & set(pairs[p].tolist())) == 1]
@@ -266,7 +266,7 @@ def _is_validation(path: Path) -> bool:
 
 
 def validation_pairs(folders: list[Path], network: Lepard, count: int) -> Iterator[tuple[Pair, float]]:
-    """A fixed list of pairs from the validation rooms with their overlap, spread evenly over rooms and overlaps."""
+    """A fixed list of pairs from the validation rooms with their overlap, evenly spread over rooms and overlaps."""
     files = [path for path in room_files(folders) if _is_validation(path)][:count]
     for place in range(count if files else 0):
         # Pairs of a room are ordered by overlap: walk through that order while walking through the rooms.

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The training loop: steps, schedule, averaging of weights, checkpoints that go on bit for bit."""
+"""The training loop: steps, schedule, averaging of weights, checkpoints that resume bit for bit."""
 
 import csv
 import math
@@ -23,7 +23,7 @@ from lepard_ros.training.samples import Pair, move_pairs
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """How to train. Rates are per step; `steps` is where the schedule ends."""
+    """Settings of the training. Rates are per step; `steps` is the end of the schedule."""
 
     steps: int = 100_000
     optimiser: str = "adamw"  # "adamw" | "sgd" (as published: 0.015, momentum 0.93, decay 1e-6)
@@ -36,8 +36,8 @@ class TrainingSettings:
     epoch_rate: float = 0.95  # by which "epochs" multiplies the rate after every epoch
     epoch_steps: int = 1000
     clip: float = 1.0  # of the gradient's norm; 0: none
-    average: float = 0.999  # of the moving average of the weights, which is what is shipped; 0: the weights themselves
-    together: bool = False  # whether a network that normalises jointly does so over all pairs of a batch, as published
+    average: float = 0.999  # decay of the moving average of the weights, which is shipped; 0: no averaging
+    together: bool = False  # joint normalisation over all pairs of a batch, as published
     half: bool = True  # half precision on a GPU
     seed: int = 0
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
@@ -99,7 +99,7 @@ class Trainer:
         return {**means, "gradient": float(norm), "pairs": len(pairs)}
 
     def _backward(self, pairs: list[Pair]) -> list[dict[str, float]]:
-        """Add the gradients of a batch, pair by pair: on a CPU a batch gains nothing, and padding it costs."""
+        """Add the gradients of a batch, pair by pair: on a CPU batching has no benefit, and padding costs time."""
         settings, rows = self.settings.objective, []
         if self.settings.together:
             with self._autocast():
@@ -108,7 +108,7 @@ class Trainer:
             return [{"loss": float(result.loss.detach()), **result.parts}]
         shared = self._share(pairs) if self.network.config.normalisation != "joint" else None
         for place, pair in enumerate(pairs):
-            # A cheaper step: the transformer sees some of the pairs, others from step to step.
+            # A cheaper step: the transformer sees only some of the pairs, in rotation.
             left_out = (place + self.step_number) % settings.coarse_every != 0
             mine = settings._replace(coarse_weight=0.0) if left_out else settings
             with self._autocast():
@@ -134,7 +134,7 @@ class Trainer:
 
     @torch.no_grad()
     def _average(self) -> None:
-        # Young averages must forget the random start quickly.
+        # Early averages must forget the random initialisation quickly.
         keep = min(self.settings.average, (1 + self.step_number) / (10 + self.step_number))
         for name, value in self.network.state_dict().items():
             if value.is_floating_point():
@@ -147,7 +147,7 @@ class Trainer:
         return network.eval()
 
     def state(self) -> dict[str, Any]:
-        """Everything that a later run needs to go on exactly here; the data follow from the step and the seed."""
+        """Everything that a later run needs to resume exactly; the data follow from the step and the seed."""
         return {
             "step": self.step_number,
             "network": self.network.state_dict(),
@@ -160,7 +160,7 @@ class Trainer:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from `state`."""
+        """Resume from `state`."""
         self.network.load_state_dict(state["network"])
         self.averaged = {name: value.to(self.device) for name, value in state["averaged"].items()}
         self.optimiser.load_state_dict(state["optimiser"])
@@ -178,7 +178,7 @@ class Trainer:
         write_atomically(path, buffer.getvalue())
 
     def load(self, path: Path) -> None:
-        """Go on from a checkpoint."""
+        """Resume from a checkpoint."""
         try:
             state = torch.load(path, map_location=self.device, weights_only=True)
         except Exception as error:
@@ -193,7 +193,7 @@ class Trainer:
 
 
 def _sizes(config: dict[str, Any]) -> dict[str, Any]:
-    """What a checkpoint must share with its network: everything but the choices of run time."""
+    """The settings that a checkpoint must share with its network: all except the runtime options."""
     return {key: value for key, value in config.items() if key not in ("confidence_threshold", "mutual")}
 
 
@@ -226,7 +226,7 @@ def start_processes(device: str) -> tuple[int, int]:
 def validate(network: Lepard, pairs: Iterable[tuple[Pair, float]], settings: ObjectiveSettings) -> dict[str, float]:
     """Mean loss and inlier ratio over pairs, and the share of rigid fits within 15 degrees and 0.3 m, by overlap.
 
-    hit: share of the fine points that find their partner by their descriptor alone.
+    hit: share of fine points with a correct match by descriptor alone.
     """
     network.eval()
     device = next(network.parameters()).device

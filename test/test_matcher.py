@@ -10,7 +10,7 @@ from scipy.spatial import cKDTree
 
 from lepard_ros import EncodedCloud, Matcher, Status
 from lepard_ros.errors import InputError
-from lepard_ros.matcher import MatcherSettings
+from lepard_ros.matcher import FINE_POINTS, MatcherSettings
 from lepard_ros.network.config import SMALL_RIGID, LepardConfig
 from lepard_ros.network.lepard import Lepard
 from lepard_ros.network.weights import Card
@@ -63,7 +63,25 @@ def test_encoded_or_raw_gives_the_same_matches(matcher: Matcher) -> None:
     np.testing.assert_array_equal(raw.confidence, encoded.confidence)
 
 
-def test_many_at_once_equal_one_by_one(matcher: Matcher) -> None:
+def test_all_points_of_a_rigid_pair_look_for_their_partner(matcher: Matcher) -> None:
+    """Against a table of all scores: who chooses whom, and how sure, less what the partner's best friend is ahead."""
+    source, target = matcher.encode(room(0)), matcher.encode(room(1))
+    assert len(source.surface.points) > FINE_POINTS and matcher.network.fine_matching is not None
+    assert source.fine_features is not None and target.fine_features is not None
+    matches = matcher.match(source, target)
+    scores = (source.fine_features * matcher.network.fine_matching.scale @ target.fine_features.T).detach()
+    best, partner = scores.max(1)
+    sure = (best - scores.amax(0)[partner]).exp() / (scores - best[:, None]).exp().sum(1)
+    order = sure.argsort(descending=True)[: len(matches.confidence)]
+    np.testing.assert_allclose(matches.confidence, sure[order].numpy(), rtol=1e-3)
+    apart = source.surface.points[order[:50].numpy()] + source.offset - matches.source[:50]
+    assert (np.abs(apart).max(1) < 1e-6).mean() > 0.9  # near ties may change places
+
+
+def test_many_at_once_equal_one_by_one() -> None:
+    torch.manual_seed(0)
+    settings = MatcherSettings(fine_points=FINE_POINTS)  # alone, all points of a pair would look for their partner
+    matcher = Matcher(Lepard(TINY), Card("tiny", TINY, sha256="0" * 64), device="cpu", settings=settings)
     source = matcher.encode(room(0))
     targets = [matcher.encode(room(k, 8000 + 4000 * k)) for k in range(1, 4)]
     for together, target in zip(matcher.match_many(source, targets), targets, strict=True):
@@ -209,8 +227,8 @@ def test_coarse_matches_are_in_metres_whatever_the_grid() -> None:
 def test_warming_up_leaves_the_matches_as_they_were(matcher: Matcher, monkeypatch: pytest.MonkeyPatch) -> None:
     before = matcher.match(room(0), room(1))
     matched: list[int] = []
-    whole = matcher.match_many
-    monkeypatch.setattr(matcher, "match_many", lambda *given: matched.append(len(given[0])) or whole(*given))
+    whole = matcher._match_pair
+    monkeypatch.setattr(matcher, "_match_pair", lambda *given: matched.append(len(given[0])) or whole(*given))
     matcher.warm_up()
     assert matched and matched[0] > 0, "the whole path ran, on a cloud that has coarse points"
     after = matcher.match(room(0), room(1))

@@ -162,16 +162,17 @@ def test_a_mirrored_sample_is_the_sample_of_the_mirrored_cloud(rooms: Path) -> N
     assert (network.encode(pyramid)[0] - real).abs().max() > 0.01
 
 
-def test_resumed_training_is_identical(rooms: Path, tmp_path: Path) -> None:
-    through = trainer_of()
+@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+def test_resumed_training_is_identical(rooms: Path, tmp_path: Path, optimiser: str) -> None:
+    through = trainer_of(optimiser=optimiser)
     stream = RoomStream([rooms], through.network, lanes=1, clouds=3)
     for step in range(4):
         through.step(stream.batch(step))
-    first = trainer_of()
+    first = trainer_of(optimiser=optimiser)
     for step in range(2):
         first.step(RoomStream([rooms], first.network, lanes=1, clouds=3).batch(step))
     first.save(tmp_path / "checkpoint.pt")
-    second = trainer_of(seed=99)
+    second = trainer_of(seed=99, optimiser=optimiser)
     second.load(tmp_path / "checkpoint.pt")
     for step in range(2, 4):
         second.step(RoomStream([rooms], second.network, lanes=1, clouds=3).batch(step))

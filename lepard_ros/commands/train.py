@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--init", help='start from these weights ("rigid", "deformable" or a .safetensors file) instead of at random')
     add("--steps", type=int, help="train up to this step (default 100,000; a paper preset: 20 epochs)")
     add("--epochs", type=int, help="the same in epochs of a published set")
-    add("--optimiser", choices=("adamw", "sgd"), help="default adamw; with a paper preset sgd, as published")
+    add("--optimiser", choices=("adamw", "muon", "sgd"), help="default adamw; with a paper preset sgd, as published")
     add("--rate", type=float, help="learning rate (default 0.001; with a paper preset 0.015)")
     add("--schedule", choices=SCHEDULES, help="default constant; with a paper preset epochs: x 0.95 after every epoch")
     add("--schedule-start", type=int, default=0, help="step at which the decay begins")

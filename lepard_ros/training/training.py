@@ -17,6 +17,7 @@ from torch import nn
 from lepard_ros.errors import InputError
 from lepard_ros.network.lepard import Lepard
 from lepard_ros.network.weights import write_atomically
+from lepard_ros.training.muon import Muon
 from lepard_ros.training.objective import MatchQuality, ObjectiveSettings, SharedEncodings, match_quality, objective
 from lepard_ros.training.samples import Pair, move_pairs
 
@@ -26,7 +27,7 @@ class TrainingSettings:
     """Settings of the training. Rates are per step; `steps` is the end of the schedule."""
 
     steps: int = 100_000
-    optimiser: str = "adamw"  # "adamw" | "sgd" (as published: 0.015, momentum 0.93, decay 1e-6)
+    optimiser: str = "adamw"  # "adamw" | "muon" | "sgd" (as published: 0.015, momentum 0.93, decay 1e-6)
     rate: float = 1e-3
     weight_decay: float = 1e-4
     schedule: str = "constant"  # "constant" | "cosine" | "exponential" | "linear" | "epochs", after a warm-up
@@ -60,12 +61,14 @@ def rate_at(step: int, settings: TrainingSettings) -> float:
 
 
 def make_optimiser(parameters: list[nn.Parameter], settings: TrainingSettings) -> torch.optim.Optimizer:
-    """AdamW, or SGD as published."""
+    """AdamW, Muon, or SGD as published."""
     if settings.optimiser == "sgd":
         return torch.optim.SGD(parameters, lr=settings.rate, momentum=0.93, weight_decay=settings.weight_decay)
     if settings.optimiser == "adamw":
         return torch.optim.AdamW(parameters, lr=settings.rate, weight_decay=settings.weight_decay)
-    raise InputError(f"optimiser {settings.optimiser!r} is not known: choose adamw or sgd.")
+    if settings.optimiser == "muon":
+        return Muon(parameters, lr=settings.rate, weight_decay=settings.weight_decay)
+    raise InputError(f"optimiser {settings.optimiser!r} is not known: choose adamw, muon or sgd.")
 
 
 class Trainer:

@@ -149,6 +149,20 @@ def test_the_estimator_of_the_paper_never_refuses(data: Path, monkeypatch) -> No
     assert record["rte"] < 0.01  # after ICP
 
 
+@pytest.mark.parametrize("suffix", ["+x0.1", "+x10", "+moved", "+x10+moved"])
+def test_disturbed_pairs_are_measured_as_the_pairs_they_were(data: Path, suffix: str) -> None:
+    """Another scale or another frame changes neither the motion in metres nor which matches are right."""
+    source = open_set(data, "3DMatch")
+    (pair,) = source.pairs(None, 0)[:1]
+    plain, disturbed = (
+        evaluate_pair(n, make_method(n), source, pair) for n in ("lepard:rigid", f"lepard:rigid{suffix}")
+    )
+    assert tables.is_success(plain) and tables.is_success(disturbed)
+    assert disturbed["rte"] < 0.1 and disturbed["rre"] < 5
+    assert disturbed["inlier_ratio"] > 0.1 * plain["inlier_ratio"]  # an unknown viewpoint costs matches
+    assert disturbed["transform"] != plain["transform"]
+
+
 class Fixed:
     """A method with a known answer."""
 

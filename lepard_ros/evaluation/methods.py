@@ -131,7 +131,9 @@ def with_estimators(names: list[str], estimators: list[str]) -> list[str]:
 
 def method_names() -> str:
     """The names a person may give, for help and errors."""
-    return ", ".join(["lepard:rigid", "lepard:<weights>", "lepard:<weights>+ransac", *RIGID_BASELINES])
+    return ", ".join(
+        ["lepard:rigid", "lepard:<weights>", "lepard:<weights>+ransac", "+x0.1", "+moved", *RIGID_BASELINES]
+    )
 
 
 def check_method_names(names: list[str]) -> None:
@@ -155,9 +157,13 @@ def make_method(name: str, published_grid: float | None = None) -> Method:
     check_method_names([name])
     if not name.startswith(LEPARD):
         return BaselineMethod(name)
+    from lepard_ros.evaluation.disturbance import Disturbance, DisturbedMethod, split_disturbance
     from lepard_ros.matcher import Matcher
 
+    name, disturbance = split_disturbance(name)
     weights, estimator = split_estimator(name)
     matcher = Matcher.from_pretrained(weights)
+    if disturbance != Disturbance():
+        return DisturbedMethod(matcher, disturbance)
     use_published_grid(matcher, published_grid)
     return LepardMethod(matcher, estimator)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from lepard_ros.data.readers import DepthSequence, PairSource, RigidPair, open_set
 from lepard_ros.errors import InputError
 from lepard_ros.evaluation import metrics
+from lepard_ros.evaluation.disturbance import DisturbedMethod
 from lepard_ros.evaluation.methods import LEPARD, LepardMethod, Method, MethodResult, check_method_names, make_method
 from lepard_ros.evaluation.runner import Record, append_log, read_log, run_parallel, with_progress
 from lepard_ros.geometry.arrays import FloatArray
@@ -144,7 +145,7 @@ def _identity(name: str) -> str:
     if not name.startswith(LEPARD):
         return ""
     method = make_method(name)
-    assert isinstance(method, LepardMethod)
+    assert isinstance(method, (LepardMethod, DisturbedMethod))
     return method.matcher.weights_id
 
 

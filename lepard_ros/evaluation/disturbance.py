@@ -1,0 +1,80 @@
+# Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
+"""The same pairs at another scale, or in a frame that is not the sensor's: does the matcher care?"""
+
+import re
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.spatial.transform import Rotation
+
+from lepard_ros.evaluation.methods import LEPARD, MethodResult
+from lepard_ros.geometry.arrays import FloatArray
+from lepard_ros.geometry.rigid_motion import move
+
+if TYPE_CHECKING:
+    from lepard_ros.matcher import Matcher
+
+MAX_SHIFT = 1.0  # metres
+UNKNOWN = "unknown"
+NAME = re.compile(r"^(?P<method>.*?)(\+x(?P<scale>\d+(\.\d+)?))?(?P<moved>\+moved)?$")
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """scale: factor on both clouds. moved: the source is turned and shifted, and its viewpoint is not told."""
+
+    scale: float = 1.0
+    moved: bool = False
+
+
+def split_disturbance(name: str) -> tuple[str, Disturbance]:
+    """A method's name without its disturbance, and that disturbance.
+
+    >>> split_disturbance("lepard:rigid+x0.1")
+    ('lepard:rigid', Disturbance(scale=0.1, moved=False))
+    >>> split_disturbance("lepard:rigid+moved")
+    ('lepard:rigid', Disturbance(scale=1.0, moved=True))
+    >>> split_disturbance("lepard:rigid+ransac")
+    ('lepard:rigid+ransac', Disturbance(scale=1.0, moved=False))
+    """
+    found = NAME.match(name) if name.startswith(LEPARD) else None
+    if found is None:
+        return name, Disturbance()
+    return found["method"], Disturbance(float(found["scale"] or 1.0), found["moved"] is not None)
+
+
+class DisturbedMethod:
+    """`Matcher.register` on disturbed clouds; the result is brought back, so that the truth of the pair applies."""
+
+    def __init__(self, matcher: "Matcher", disturbance: Disturbance) -> None:
+        self.matcher, self.disturbance = matcher, disturbance
+
+    def register(self, source: FloatArray, target: FloatArray) -> MethodResult:
+        """Disturb, register from raw points, undo."""
+        scale, moved = self.disturbance.scale, self.disturbance.moved
+        placed = random_placement(len(source), len(target)) if moved else np.eye(4)
+        wall, cpu = time.perf_counter(), time.process_time()
+        clouds = [move(placed, source) * scale, target * scale]
+        result = self.matcher.register(*self.matcher.encode_all(clouds, [UNKNOWN if moved else None, None]))
+        seconds, cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
+        undone = MethodResult(None, result.ok, seconds, cpu_seconds, result.status.name, stages=dict(result.seconds))
+        back = np.linalg.inv(placed)
+        matches = result.matches._replace(
+            source=move(back, result.matches.source / scale), target=result.matches.target / scale
+        )
+        if result.transform is None:
+            return replace(undone, matches=matches)
+        transform = result.transform.copy()
+        transform[:3, 3] /= scale
+        return replace(undone, transform=transform @ placed, matches=matches)
+
+
+def random_placement(*seed: int) -> FloatArray:
+    """A motion (4, 4) by any turn and up to MAX_SHIFT metres, the same for the same numbers."""
+    rng = np.random.default_rng(seed)
+    placed = np.eye(4)
+    placed[:3, :3] = Rotation.random(random_state=rng).as_matrix()
+    placed[:3, 3] = rng.uniform(-MAX_SHIFT, MAX_SHIFT, 3) / np.sqrt(3)
+    return placed

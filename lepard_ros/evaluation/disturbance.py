@@ -57,7 +57,8 @@ class DisturbedMethod:
         placed = random_placement(len(source), len(target)) if moved else np.eye(4)
         wall, cpu = time.perf_counter(), time.process_time()
         clouds = [move(placed, source) * scale, target * scale]
-        result = self.matcher.register(*self.matcher.encode_all(clouds, [UNKNOWN if moved else None, None]))
+        first, second = self.matcher.encode_all(clouds, [UNKNOWN if moved else None, None])
+        result = self.matcher.register(first, second)
         seconds, cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
         undone = MethodResult(None, result.ok, seconds, cpu_seconds, result.status.name, stages=dict(result.seconds))
         back = np.linalg.inv(placed)

@@ -34,7 +34,7 @@ from lepard_ros.network.procrustes import RigidFit
 from lepard_ros.network.weights import Card, find_weights, load
 from lepard_ros.registration.rigid.acceptance import MIN_INLIERS
 from lepard_ros.registration.rigid.covariance import PATCH_CELLS
-from lepard_ros.registration.rigid.estimate import RigidSettings, candidate_motions, register_matches
+from lepard_ros.registration.rigid.estimate import RigidSettings, agreement, candidate_motions, register_matches
 from lepard_ros.registration.types import NO_MATCHES, Matches, Registration, Status
 
 __all__ = ["EncodedCloud", "Matcher", "MatcherSettings", "PointsLike"]
@@ -46,6 +46,7 @@ HARDER = 2.0  # factor on points, matches, seeds and hypotheses in a further try
 MAX_SIDES = 2  # orientations of clouds without a viewpoint that are tried again
 COARSE_TOLERANCE = 2.0  # factor on the tolerances for coarse matches, relative to fine ones
 MAX_GUIDED = 3  # repositioned pairs for which fine matches are computed
+RANKING_POINTS = 400  # source points that are matched to rank targets
 SUREST = 50  # most confident coarse matches that rank repositioned pairs
 # A rotation (3, 3) about no grid axis: the same points then fall into other cells.
 TURN = exponential(np.array([[0.0, 0.0, 0.0, 0.5, 0.4, 0.3]]))[0, :3, :3]
@@ -266,7 +267,7 @@ class Matcher:
 
     def _try_harder(self, sides: Sequence["Side"]) -> Registration:
         """Try with more matches and hypotheses, orientations with the most matches first; the first accepted motion."""
-        matcher = Matcher(self.network, self.card, str(self.device), self.settings.with_more())
+        matcher = self._with(self.settings.with_more())
         for source, target, _ in sides[:MAX_SIDES]:
             more = matcher.match_many(source, [target])[0]
             candidates = matcher.repositioned_motions(source, target, more)
@@ -297,6 +298,29 @@ class Matcher:
         many = self.match_many(cloud, others)
         seconds = {"encode": encoding, "match": time.perf_counter() - started}
         return [self._register(cloud, other, matches, seconds) for other, matches in zip(others, many, strict=True)]
+
+    def register_best(
+        self, source: EncodedCloud, targets: Sequence[EncodedCloud], count: int, odds: float
+    ) -> dict[int, Registration]:
+        """Register one cloud to the `count` targets whose matches agree best, by their index, best first.
+
+        Ranking a target costs a tenth of registering it, so that a map can be searched. odds: prior log-odds against a
+        target, which a motion has to outweigh.
+        """
+        if not targets:
+            return {}
+        quick = self._with(replace(self.settings, fine_points=RANKING_POINTS))
+        found = quick.match_many(source, targets)
+        scores = [agreement(matches, source.surface.spacing, self.rigid) for matches in found]
+        best = np.argsort(np.negative(scores), kind="stable")[:count].tolist()
+        rule = self.settings.rigid.acceptance
+        stricter = replace(rule, min_quality=rule.min_quality + odds)
+        strict = self._with(replace(self.settings, rigid=replace(self.settings.rigid, acceptance=stricter)))
+        return dict(zip(best, strict.register_many(source, [targets[index] for index in best]), strict=True))
+
+    def _with(self, settings: MatcherSettings) -> "Matcher":
+        """The same network with other settings."""
+        return Matcher(self.network, self.card, str(self.device), settings)
 
     def warp(self, source: PointsLike, target: PointsLike, settings: "WarpSettings | None" = None) -> "Warp":
         """The non-rigid warp of the source surface to the target; clouds (N, 3), or organised (H, W, 3).

@@ -90,6 +90,15 @@ def test_many_at_once_equal_one_by_one() -> None:
         np.testing.assert_allclose(together.confidence[:20], alone.confidence[:20], rtol=1e-3, atol=1e-5)
 
 
+def test_the_best_of_many_targets_is_registered_by_a_stricter_rule(matcher: Matcher) -> None:
+    source = matcher.encode(room(0))
+    targets = [matcher.encode(room(2, 6000)), matcher.encode(room(0) + 0.3), matcher.encode(room(1, 6000))]
+    found = matcher.register_best(source, targets, 2, odds=0.0)
+    assert len(found) == 2 and next(iter(found)) == 1, "the same room comes first"
+    assert not any(motion.ok for motion in matcher.register_best(source, targets, 2, odds=1e3).values())
+    assert matcher.register_best(source, [], 2, odds=0.0) == {}
+
+
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_too_few_points_match_nothing(matcher: Matcher, count: int) -> None:
     points = np.zeros((count, 3))

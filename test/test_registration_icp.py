@@ -74,3 +74,12 @@ def test_sample_is_even_and_repeatable() -> None:
 
 def test_tukey_weights() -> None:
     np.testing.assert_allclose(tukey(np.array([0.0, 0.5, -0.5, 1.0, 2.0]), 1.0), [1.0, 0.5625, 0.5625, 0.0, 0.0])
+
+
+def test_a_contact_cut_short_is_one_with_a_shorter_reach() -> None:
+    source, target, motion = two_views(0)
+    far, near = (touch(source, target, motion[None], cells * SPACING) for cells in (3.0, 1.0))
+    cut = far.within(1.0 * SPACING)
+    assert 0 < near.touching.sum() < far.touching.sum()
+    np.testing.assert_array_equal(cut.touching, near.touching)
+    np.testing.assert_array_equal(cut.distance, near.distance)

@@ -15,7 +15,7 @@ from lepard_ros.registration.rigid.estimate import RigidSettings
 from lepard_ros.registration.rigid.slack import slack_between
 from lepard_ros.registration.types import NO_MATCHES, Registration, Status, Surface
 from lepard_ros.tracking.follower import MAX_PREDICTED_SIGMA
-from lepard_ros.tracking.prior import align_from_guesses
+from lepard_ros.tracking.prior import WEAKLY_HELD, align_from_guesses, best_supported
 from lepard_ros.tracking.rigid import RigidTracker
 from lepard_ros.tracking.track import Track, TrackingState
 from lepard_ros.tracking.views import live_points, make_view
@@ -120,6 +120,17 @@ def test_what_is_open_stays_as_predicted_and_the_rest_as_measured() -> None:
     assert moved[ALONG] == pytest.approx(0.2, abs=0.02) and abs(moved[0]) < 0.02
     sigma = np.sqrt(np.linalg.eigvalsh(slack.covariance(step(3.0), 0.3)[:3, :3])[-1])
     assert sigma == pytest.approx(0.3, rel=0.1)
+
+
+def test_a_slid_alignment_is_replaced_by_a_prediction_that_fits_better() -> None:
+    """At this place furniture holds the cloud, but weakly."""
+    source, target, true = surface_at(1.2, 1), surface_at(1.1, 2), step(1.2)
+    slid = true.copy()
+    slid[:3, 3] += place(1.1)[:3, :3].T[:, ALONG] * 0.15
+    for aligned, predicted in ((slid, true), (true, slid)):
+        motion, _, resistance = best_supported(source, target, aligned, predicted, 800)
+        assert np.linalg.norm((motion - true)[:3, 3]) < 0.02
+        assert 0.0 < resistance.strength[0] < WEAKLY_HELD
 
 
 def test_a_corridor_gives_no_edge_and_no_place() -> None:

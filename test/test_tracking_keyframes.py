@@ -5,14 +5,18 @@ import numpy as np
 
 from box_room import CAMERA, look, render, sweep
 from lepard_ros.cloud.depth import depth_to_points
-from lepard_ros.evaluation.fpfh_matcher import FpfhCloud
+from lepard_ros.evaluation.fpfh_matcher import FpfhCloud, FpfhMatcher
 from lepard_ros.geometry.rigid_motion import invert, move
-from lepard_ros.registration.types import Surface
+from lepard_ros.registration.rigid.estimate import RigidSettings
+from lepard_ros.registration.types import NO_MATCHES, Registration, Status, Surface
 from lepard_ros.tracking.compiled import Shape
+from lepard_ros.tracking.follower import Follower
 from lepard_ros.tracking.keyframe_map import KeyframeMap
-from lepard_ros.tracking.keyframes import Keyframe, KeyframeBuffer, predicted_overlap, view_distances
+from lepard_ros.tracking.keyframes import Keyframe, KeyframeBuffer, distinct_views, predicted_overlap, view_distances
 from lepard_ros.tracking.path import SensorPath
+from lepard_ros.tracking.pose_candidates import PoseCandidate
 from lepard_ros.tracking.pose_graph import Edge
+from lepard_ros.tracking.relocaliser import Relocaliser
 from lepard_ros.tracking.track import TrackerSettings
 from lepard_ros.tracking.views import View, make_view
 
@@ -127,3 +131,31 @@ def test_an_edge_that_contradicts_the_map_waits_for_a_second_one() -> None:
     assert keyframes.confirmed([]) == [], "what was taken does not come again"
     keyframes.keyframes.remove(1)
     assert keyframes.confirmed([edge(5, 0, -0.6)]) == [], "an edge to a keyframe that is gone bears out nothing"
+
+
+def test_the_distance_walked_counts_turns_and_ends_at_the_newest_keyframe() -> None:
+    buffer, _ = filled([look(0.0, 0, 0), look(1.0, 0, 0), look(1.0, 0, 60), look(1.0, 2.0, 60)], 10)
+    assert np.allclose(list(buffer.distances_walked().values()), [4.0, 3.0, 2.0, 0.0])
+
+
+def test_distinct_views_leave_out_what_shows_the_same() -> None:
+    buffer, _ = filled([look(0.1 * i, 0, 0) for i in range(20)] + [look(0.0, 0, 90)], 30)
+    assert [frame.id for frame in distinct_views(list(buffer), 0.5, 10)] == [0, 5, 10, 15, 20]
+    assert [frame.id for frame in distinct_views(list(buffer), 0.5, 2)] == [0, 5]
+
+
+def test_a_pose_is_not_confirmed_while_another_place_fits_almost_as_well() -> None:
+    settings = TrackerSettings()
+    keyframes = KeyframeMap(settings)
+    matcher, rigid = FpfhMatcher(), RigidSettings()
+    relocaliser = Relocaliser(matcher, keyframes, Follower(keyframes, settings, rigid), settings, rigid)
+
+    def seen_at(place: float, number: int, overlap: float) -> PoseCandidate:
+        frame = Keyframe(number, 0.0, look(place, 0, 0), tiny_view())
+        motion = Registration(np.eye(4), Status.OK, NO_MATCHES, np.zeros(0, dtype=bool), overlap=overlap)
+        return PoseCandidate(frame, motion)
+
+    here = [seen_at(0.0, 0, 0.8), seen_at(0.05, 1, 0.7)]
+    assert relocaliser.confirm(tiny_view(), [*here, seen_at(13.0, 2, 0.75)], 0.0) is None
+    assert relocaliser.confirm(tiny_view(), here[:1], 0.0) is None, "one look is never enough"
+    assert relocaliser.confirm(tiny_view(), [*here, seen_at(13.0, 2, 0.4)], 0.0) is here[0]

@@ -69,6 +69,12 @@ class FpfhMatcher:
         """Matches with each target."""
         return [match_fpfh(source.surface, target.surface) for target in targets]
 
+    def register_best(
+        self, source: FpfhCloud, targets: list[FpfhCloud], count: int, odds: float
+    ) -> dict[int, Registration]:
+        """Motions to all targets, by their index: FPFH has no cheap ranking. count and odds are not used."""
+        return dict(enumerate(self.register_many(source, targets)))
+
     def register_many(self, source: FpfhCloud, targets: list[FpfhCloud]) -> list[Registration]:
         """Motions to each target."""
         return [register_fpfh(source.surface, target.surface, self.settings.rigid) for target in targets]

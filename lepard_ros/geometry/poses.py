@@ -55,9 +55,8 @@ def turned_poses(nods: Sequence[float], turns: Sequence[float]) -> FloatArray:
 def orthonormal(pose: FloatArray) -> FloatArray:
     """Poses (..., 4, 4) with their rotations made exact again after many products."""
     exact = np.array(pose, dtype=np.float64)
-    turns = exact[..., :3, :3].reshape(-1, 3, 3)
-    if len(turns):
-        exact[..., :3, :3] = Rotation.from_matrix(turns).as_matrix().reshape(exact[..., :3, :3].shape)
+    left, _, right = np.linalg.svd(exact[..., :3, :3])  # the nearest rotation; scipy's Rotation takes ten times as long
+    exact[..., :3, :3] = left @ right
     return exact
 
 

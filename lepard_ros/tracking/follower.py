@@ -9,14 +9,15 @@ import numpy as np
 from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.geometry.poses import extrapolate, motion_between
 from lepard_ros.geometry.rigid_motion import invert
+from lepard_ros.registration.rigid.acceptance import contact_between
 from lepard_ros.registration.rigid.estimate import RigidSettings
-from lepard_ros.registration.rigid.slack import slack_between
+from lepard_ros.registration.rigid.slack import HELD
 from lepard_ros.registration.types import NO_MATCHES, Status
 from lepard_ros.tracking.keyframe_map import KeyframeMap
 from lepard_ros.tracking.keyframes import Keyframe
 from lepard_ros.tracking.local_map import LocalMap
 from lepard_ros.tracking.pose_candidates import PoseCandidate
-from lepard_ros.tracking.prior import followed, judge_guess, with_prediction
+from lepard_ros.tracking.prior import best_supported, followed, judge_guess, with_prediction
 from lepard_ros.tracking.track import TrackerSettings
 from lepard_ros.tracking.views import View
 
@@ -140,9 +141,13 @@ class Follower:
         rule: RigidSettings,
     ) -> PoseCandidate:
         """Verify an aligned motion (4, 4); unconstrained directions come from the prediction (`sigma` in metres)."""
-        slack = slack_between(view.surface, frame.surface, motion, rule.refine_points)
-        motion = slack.keep(motion, predicted) if slack else motion
-        found = judge_guess(view.surface, frame.surface, motion[None], True, NO_MATCHES, rule, MAX_CONFLICT)
+        source, target, points = view.surface, frame.surface, rule.refine_points
+        motion, contact, resistance = best_supported(source, target, motion, predicted, points)
+        slack = resistance.below(HELD)
+        if slack:
+            motion = slack.keep(motion, predicted)
+            contact = contact_between(source, target, motion[None], points)
+        found = judge_guess(source, target, motion[None], True, NO_MATCHES, rule, MAX_CONFLICT, contact)
         if slack and sigma > MAX_PREDICTED_SIGMA:
             found = replace(found, transform=None, covariance=None, status=Status.DEGENERATE)
         return PoseCandidate(frame, with_prediction(found, slack, sigma) if slack else found)

@@ -1,7 +1,7 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Keyframes: clouds with poses that make up the map, limited in number and memory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -101,16 +101,28 @@ class KeyframeBuffer:
         """All poses (K, 4, 4), oldest first."""
         return np.array([frame.pose for frame in self]).reshape(-1, 4, 4)
 
+    def distances_walked(self) -> dict[int, float]:
+        """The length of the sensor's path from each keyframe to the newest, by id: metres, with rotation converted."""
+        poses = self.poses()
+        since_first = np.concatenate([[0.0], np.cumsum(view_distances(poses[:-1], poses[1:]))])[: len(poses)]
+        return {frame.id: float(since_first[-1] - length) for frame, length in zip(self, since_first, strict=True)}
+
     def by_overlap(
-        self, surface: Surface, pose: FloatArray, slack: float = 0.0, max_count: int = OVERLAP_CANDIDATES
+        self,
+        surface: Surface,
+        pose: FloatArray,
+        slack: float = 0.0,
+        max_count: int = OVERLAP_CANDIDATES,
+        among: Sequence[Keyframe] | None = None,
     ) -> list[tuple[float, Keyframe]]:
         """Keyframes with their predicted overlap with the surface at `pose`, largest first.
 
         slack: pose error in metres. max_count: only this many keyframes are considered, those with the closest views.
-        Keyframes without overlap are omitted.
+        among: the keyframes to consider (None: all). Keyframes without overlap are omitted.
         """
-        frames = list(self)
-        order = np.argsort(view_distances(self.poses(), pose), kind="stable")[:max_count]
+        frames = list(self if among is None else among)
+        poses = np.array([frame.pose for frame in frames]).reshape(-1, 4, 4)
+        order = np.argsort(view_distances(poses, pose), kind="stable")[:max_count]
         probes = move(pose, sample(surface, PROBES).points)
         rated = [(predicted_overlap(probes, frames[index], slack), frames[index]) for index in order]
         return sorted((pair for pair in rated if pair[0] > 0), key=lambda pair: -pair[0])
@@ -137,6 +149,22 @@ def predicted_overlap(probes: FloatArray, frame: Keyframe, slack: float) -> floa
 
 
 def view_distances(poses: FloatArray, pose: FloatArray) -> NDArray[np.floating]:
-    """Distance of views from one view in metres, with rotation converted to metres. poses: (K, 4, 4) -> (K,)."""
-    turns = np.degrees(rotation_angle(np.swapaxes(poses[:, :3, :3], 1, 2) @ pose[:3, :3]))
-    return np.linalg.norm(poses[:, :3, 3] - pose[:3, 3], axis=1) + turns / DEGREES_PER_METRE
+    """Distance of views from one view in metres, with rotation converted to metres. poses: (K, 4, 4) -> (K,).
+
+    pose: (4, 4), or (K, 4, 4) to compare pairs.
+    """
+    turns = np.degrees(rotation_angle(np.swapaxes(poses[:, :3, :3], 1, 2) @ pose[..., :3, :3]))
+    return np.linalg.norm(poses[:, :3, 3] - pose[..., :3, 3], axis=1) + turns / DEGREES_PER_METRE
+
+
+def distinct_views(frames: Sequence[Keyframe], spacing: float, max_count: int) -> list[Keyframe]:
+    """The first `max_count` keyframes at least `spacing` metres (with rotation converted) from all chosen before."""
+    chosen: list[Keyframe] = []
+    poses = np.zeros((max_count, 4, 4))
+    for frame in frames:
+        if len(chosen) == max_count:
+            break
+        if not chosen or view_distances(poses[: len(chosen)], frame.pose).min() >= spacing:
+            poses[len(chosen)] = frame.pose
+            chosen.append(frame)
+    return chosen

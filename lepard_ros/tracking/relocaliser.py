@@ -14,7 +14,7 @@ from lepard_ros.registration.rigid.fallback import register_fpfh
 from lepard_ros.registration.types import NO_MATCHES, Registration
 from lepard_ros.tracking.follower import Follower
 from lepard_ros.tracking.keyframe_map import KeyframeMap
-from lepard_ros.tracking.keyframes import Keyframe, view_distances
+from lepard_ros.tracking.keyframes import Keyframe, distinct_views, view_distances
 from lepard_ros.tracking.places import most_similar
 from lepard_ros.tracking.pose_candidates import PoseCandidate, largest_group, preferred, same_place
 from lepard_ros.tracking.prior import align_from_guesses, determined, followed
@@ -26,10 +26,18 @@ if TYPE_CHECKING:
 
 # Rotations (pitch and yaw, degrees) around the last pose that are tried when all other guesses fail.
 WIDE_TURNS = turned_poses(nods=(-15.0, 0.0, 15.0), turns=(-36.0, -24.0, -12.0, 0.0, 12.0, 24.0, 36.0))
-# Keyframes searched per cloud (the next cloud continues) and per batch. A keyframe takes 0.1 to 0.2 CPU-s, mostly for
-# estimating the motion, and tracking waits meanwhile.
-SEARCH_KEYFRAMES, SEARCH_BATCH = 16, 8
+# Keyframes whose matches are compared per cloud (the next cloud continues), and those of them that are registered. A
+# comparison takes about 0.015 CPU-s, a registration 0.15, and tracking waits meanwhile.
+SEARCH_KEYFRAMES, SEARCH_REGISTERED = 16, 3
 NEAREST_FIRST = 4  # keyframes around the last pose that are searched before the most similar ones
+# Keyframes closer than this to one that is searched are left out (metres, with rotation converted): they show the same.
+# In a map with a keyframe at every step the whole search would otherwise be spent on one place.
+SEARCH_SPACING = 0.5
+# A cloud is a priori at one of so many places of the map, so a motion found by a search needs more evidence. In ten
+# views of the corridor of bench/walk.py wrong motions had log-odds of up to 2.8, the best right ones 4.2 to 7.5.
+MAX_PLACES = 50
+# A pose is ambiguous if another one was accepted with almost its overlap: the corners of a corridor look alike.
+CLEARLY_WORSE = 0.1
 
 
 class _Pending(NamedTuple):
@@ -73,24 +81,29 @@ class Relocaliser:
         return [self._retry_wide(view, candidate, guesses[-1]) for candidate in candidates]
 
     def search(self, view: View, tried: list[PoseCandidate]) -> list[PoseCandidate]:
-        """Match keyframes in batches until two agree; a large map is searched over several clouds.
+        """Compare the matches of similar keyframes and register the best; a large map is searched over several clouds.
 
         The limit is a count, not a time, so that the result does not depend on the speed of the machine.
         """
-        frames = self._search_order(view)
-        limit = min(len(frames), self._search_index + SEARCH_KEYFRAMES)
-        candidates = [candidate for candidate in tried if candidate.registration.ok]
-        while self._search_index < limit and len(largest_group(candidates)) < 2:
-            batch = frames[self._search_index : min(self._search_index + SEARCH_BATCH, limit)]
-            candidates += self._match_keyframes(view, batch, [], self._rigid)
-            self._search_index += len(batch)
-        self._search_index %= len(frames)
-        return candidates or tried
+        frames = self._search_order(view, self._search_index + SEARCH_KEYFRAMES)
+        if len(frames) <= self._search_index:
+            self._search_index = 0  # all were searched
+        frames = frames[self._search_index : self._search_index + SEARCH_KEYFRAMES]
+        clouds = [frame.view.encode(self._matcher) for frame in frames]
+        odds = float(np.log(min(len(self._map.keyframes), MAX_PLACES)))
+        registered = self._matcher.register_best(view.encode(self._matcher), clouds, SEARCH_REGISTERED, odds)
+        found = self._verified(view, [frames[index] for index in registered], list(registered.values()))
+        if not any(candidate.registration.ok for candidate in found):
+            self._search_index += SEARCH_KEYFRAMES  # else the next cloud has to confirm it here
+        return [candidate for candidate in tried if candidate.registration.ok] + found
 
     def confirm(self, view: View, candidates: list[PoseCandidate], stamp: float) -> PoseCandidate | None:
-        """Return a pose once two keyframes or two clouds agree on it: a single match may be wrong."""
+        """Return a pose once two keyframes or two clouds agree on it: a single match may be wrong.
+
+        Never where another pose is almost as good.
+        """
         group = largest_group(candidates)
-        if not group:
+        if not group or _ambiguous(group, candidates):
             return None
         best, pose = group[0], group[0].pose
         frames = {candidate.keyframe.id for candidate in group}
@@ -114,9 +127,20 @@ class Relocaliser:
         """Match each keyframe in one batch, and refine from the guesses where there are any."""
         clouds = [frame.view.encode(self._matcher) for frame in frames]
         matched = self._matcher.register_many(view.encode(self._matcher), clouds)
+        return self._verified(view, frames, matched, guesses, rule)
+
+    def _verified(
+        self,
+        view: View,
+        frames: Sequence[Keyframe],
+        matched: list[Registration],
+        guesses: Sequence[FloatArray] = (),
+        rule: RigidSettings | None = None,
+    ) -> list[PoseCandidate]:
+        """Registrations by matches, without unconstrained ones; those from the guesses and the fallback beside them."""
         matched = [determined(view.surface, frame.surface, m) for frame, m in zip(frames, matched, strict=True)]
-        for place, frame in enumerate(frames if guesses else []):
-            matched[place] = self._try_guesses(view, frame, matched[place], guesses, rule)
+        for place, frame in enumerate(frames if len(guesses) else []):
+            matched[place] = self._try_guesses(view, frame, matched[place], guesses, rule or self._rigid)
             if matched[place].ok:
                 break  # keyframes are sorted by predicted overlap: the others need not be tried
         if self.settings.fallback == "fpfh" and not any(motion.ok for motion in matched):
@@ -141,8 +165,8 @@ class Relocaliser:
         second = determined(view.surface, frame.surface, found)
         return second if second.ok else refused
 
-    def _search_order(self, view: View) -> list[Keyframe]:
-        """All keyframes: a few around the last known pose first, then by similarity of descriptors.
+    def _search_order(self, view: View, count: int) -> list[Keyframe]:
+        """At most `count` keyframes of distinct views: around the last known pose first, then by descriptors.
 
         Without descriptors, by distance from the last pose; without a last pose, newest first.
         """
@@ -154,10 +178,10 @@ class Relocaliser:
             frames = [frames[index] for index in order]
         view.encode(self._matcher)
         alike = most_similar(view.descriptor, [frame.view.descriptor for frame in frames], len(frames))
-        if not alike:
-            return frames
-        first = frames[: NEAREST_FIRST if start is not None else 0]
-        return first + [frames[index] for index in alike if index >= len(first)]
+        first = NEAREST_FIRST if start is not None else 0
+        if alike:
+            frames = frames[:first] + [frames[index] for index in alike if index >= first]
+        return distinct_views(frames, SEARCH_SPACING, count)
 
     def _confirms(self, view: View, pose: FloatArray, stamp: float, pending: _Pending) -> bool:
         """Whether direct alignment of two clouds agrees with the poses that were found for them in the map."""
@@ -166,3 +190,9 @@ class Relocaliser:
         guess = invert(pending.pose) @ pose
         direct = align_from_guesses(view.surface, pending.view.surface, guess[None], NO_MATCHES, self._rigid)
         return direct.transform is not None and same_place(direct.transform, guess)
+
+
+def _ambiguous(group: list[PoseCandidate], candidates: list[PoseCandidate]) -> bool:
+    """Whether a candidate outside the group was accepted with almost the overlap of the best one in it."""
+    others = [candidate for candidate in candidates if candidate.registration.ok and candidate not in group]
+    return any(other.registration.overlap > group[0].registration.overlap - CLEARLY_WORSE for other in others)

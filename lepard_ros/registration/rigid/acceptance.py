@@ -60,11 +60,15 @@ def gather_evidence(
     transforms: FloatArray,
     settings: AcceptanceSettings,
     max_points: int,
+    contact: Contact | None = None,
 ) -> Evidence:
-    """Evidence for motions (H, 4, 4), from at most `max_points` points of each cloud."""
+    """Evidence for motions (H, 4, 4), from at most `max_points` points of each cloud.
+
+    contact: what `contact_between` gives for them, if it is known already.
+    """
     few_source, few_target = sample(source, max_points), sample(target, max_points)
     reach = REACH * target.spacing
-    forward = touch(few_source, target, transforms, reach)
+    forward = contact or contact_between(source, target, transforms, max_points)
     backward = touch(few_target, source, invert(transforms), reach)
     source_lies, target_lies = forward.lying(target.spacing), backward.lying(target.spacing)
     source_worth, target_worth = distinctness(few_source), distinctness(few_target)
@@ -80,6 +84,11 @@ def gather_evidence(
         conflict=free_space_conflict((source, target), (backward.moved, forward.moved), lying_points, settings),
         determinacy=determinacy(forward, source_lies),
     )
+
+
+def contact_between(source: Surface, target: Surface, transforms: FloatArray, max_points: int) -> Contact:
+    """Where at most `max_points` points of the source meet the target after each of the motions (H, 4, 4)."""
+    return touch(sample(source, max_points), target, transforms, REACH * target.spacing)
 
 
 def free_space_conflict(

@@ -13,6 +13,7 @@ from lepard_ros.registration.rigid.acceptance import (
     AcceptanceSettings,
     Evidence,
     agreeing_matches,
+    contact_between,
     gather_evidence,
     judge,
     quality,
@@ -25,12 +26,13 @@ from lepard_ros.registration.rigid.consistency import (
 )
 from lepard_ros.registration.rigid.covariance import PATCH, alignment_covariance
 from lepard_ros.registration.rigid.device_icp import equations_for
-from lepard_ros.registration.rigid.icp import IcpSettings, align, sample, touch, tukey
+from lepard_ros.registration.rigid.icp import Contact, IcpSettings, align, sample, tukey
 from lepard_ros.registration.types import Matches, Registration, StageClock, Status, Surface
 
 MIN_POINTS = 60  # minimum number of points of a surface
 VERIFY_POINTS, VERIFY_ITERATIONS = 800, 5  # for each hypothesis
 REFINE_ITERATIONS = 20  # for the best one
+RANKED_MATCHES, RANKED_SEEDS = 300, 24  # for `agreement`
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,20 @@ def candidate_motions(
 ) -> tuple[FloatArray, Status]:
     """Distinct motions (H, 4, 4) supported by matches between two surfaces, best first, or why there are none."""
     return _usable(_hypotheses(matches, source, target, settings), matches, target.spacing)
+
+
+def agreement(matches: Matches, spacing: float, settings: RigidSettings) -> float:
+    """The weight of the matches that agree on one motion, from a few of the most confident: to rank many pairs cheaply.
+
+    spacing: metres, of the grid.
+    """
+    matches = checked_matches(matches)
+    if len(matches.confidence) < MIN_INLIERS:
+        return 0.0
+    x, y, confidence = (torch.as_tensor(values[:RANKED_MATCHES], device=settings.device) for values in matches)
+    few = replace(settings.consistency, seeds=RANKED_SEEDS, hypotheses=1)
+    with torch.no_grad():
+        return float(find_hypotheses(x, y, confidence, spacing, few).scores[0])
 
 
 def register_candidates(
@@ -190,39 +206,40 @@ def _refine(
     many = sample(source, settings.refine_points)
     make = equations_for(settings.device)
     transform, settled = align(many, target, transform, REFINE_ITERATIONS, settings.icp, make)
-    evidence = gather_evidence(matches, source, target, transform, settings.acceptance, settings.refine_points)
-    return verdict(matches, source, target, transform, evidence, bool(settled[0]), settings)
+    contact = contact_between(source, target, transform, settings.refine_points)
+    rule, points = settings.acceptance, settings.refine_points
+    evidence = gather_evidence(matches, source, target, transform, rule, points, contact)
+    return verdict(matches, target.spacing, transform, contact, evidence, bool(settled[0]), settings)
 
 
 def verdict(
     matches: Matches,
-    source: Surface,
-    target: Surface,
+    spacing: float,
     transform: FloatArray,
+    contact: Contact,
     evidence: Evidence,
     settled: bool,
     settings: RigidSettings,
 ) -> Registration:
     """Test an aligned motion (1, 4, 4) for acceptance, whether it came from matches or from a guess.
 
-    evidence: for this motion. settled: whether the alignment converged. matches: used only to report the inliers.
+    spacing: of the target, in metres. contact, evidence: for this motion. settled: whether the alignment converged.
+    matches: used only to report the inliers.
     """
     status = judge(evidence, settings.acceptance)
     if status is Status.OK and not settled:
         status = Status.NOT_CONVERGED
-    reach = settings.icp.last_reach * target.spacing
-    contact = touch(sample(source, settings.refine_points), target, transform, reach)
-    lying = contact.lying(target.spacing)
+    reach = settings.icp.last_reach * spacing
+    contact = contact.within(reach)
+    lying = contact.lying(spacing)
     accepted = status is Status.OK
     weight = tukey(contact.residual, settings.icp.kernel * reach) * contact.touching
     return Registration(
         transform=transform[0] if accepted else None,
         status=status,
         matches=matches,
-        inliers=agreeing_matches(matches, transform, settings.acceptance.match_radius * target.spacing)[0],
+        inliers=agreeing_matches(matches, transform, settings.acceptance.match_radius * spacing)[0],
         rmse=float(np.sqrt(np.mean(contact.residual[lying] ** 2))) if lying.any() else float("nan"),
         overlap=float(lying.mean()),
-        covariance=alignment_covariance(contact, weight, transform[0], target.spacing, settings.patch)
-        if accepted
-        else None,
+        covariance=alignment_covariance(contact, weight, transform[0], spacing, settings.patch) if accepted else None,
     )

@@ -86,7 +86,7 @@ def slack_between(source: Surface, target: Surface, motion: FloatArray, points: 
 
 
 def resistance_of(contact: Contact, spacing: float) -> Resistance:
-    """How a contact (of one motion) constrains it; UNKNOWN if the overlap is too small. spacing: of the target, metres."""
+    """How a contact (of one motion) constrains it; UNKNOWN if the overlap is too small. spacing: metres, target's."""
     lying = contact.lying(spacing)[0]
     if lying.mean() < MIN_OVERLAP:
         return UNKNOWN

@@ -10,9 +10,9 @@ import pytest
 from conftest import shared_data
 from lepard_ros.errors import InputError
 from lepard_ros.geometry.rigid_motion import move, rotation_angle
-from lepard_ros.registration.rigid.estimate import register_matches
+from lepard_ros.registration.rigid.estimate import RigidSettings, agreement, register_matches
 from lepard_ros.registration.rigid.fallback import register_fpfh
-from lepard_ros.registration.types import Matches, Registration, StageClock, Status, Surface
+from lepard_ros.registration.types import NO_MATCHES, Matches, Registration, StageClock, Status, Surface
 from registration_scene import SPACING, two_views
 
 
@@ -176,3 +176,12 @@ def test_a_stage_that_is_entered_twice_adds_up(monkeypatch: pytest.MonkeyPatch) 
     for stage in ("matches", "surface", "matches"):
         clock.stop(stage)
     assert clock.seconds == {"matches": 3.0, "surface": 0.5}
+
+
+def test_agreement_ranks_pairs_by_their_true_matches() -> None:
+    source, target, motion = two_views(0)
+    scores = [
+        agreement(view_matches(source, target, motion, 400, ratio), SPACING, RigidSettings()) for ratio in (0, 0.2, 0.6)
+    ]
+    assert scores[0] < 0.5 * scores[1] < 0.5 * scores[2]
+    assert agreement(NO_MATCHES, SPACING, RigidSettings()) == 0.0

@@ -119,7 +119,7 @@ def test_doubled_and_overtaken_frames_are_left_out_as_the_node_does(tmp_path: Pa
     with open_bag(tmp_path / "bag") as bag:
         replay = replay_bag(bag, tracker, bag.cloud_topic())
     assert len(replay.tracks) + replay.left_out == 5 and len(tracker.path()[0]) == len(replay.tracks)
-    assert replay.left_out == 1 and "left out      1" in summary(replay, tracker)
+    assert replay.left_out == 1 and "rejected      1" in summary(replay, tracker)
 
 
 def test_bag_info_lists_topics(bag: Path, capsys: pytest.CaptureFixture[str]) -> None:

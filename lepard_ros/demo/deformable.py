@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""`lepard demo --mode deformable`: a creature that moves before a depth camera, and what the node makes of it."""
+"""`lepard demo --mode deformable`: the node tracks a creature that moves in front of a depth camera."""
 
 import csv
 from pathlib import Path
@@ -30,23 +30,23 @@ OPENING = "Filming a creature"
 SEED = 0
 PACE = "wait"  # two cores without a GPU give one warp a second of ten clouds
 MIN_FRAMES = 12
-MIN_FOLLOWED = 0.8  # share of the clouds that show the creature and were not dropped; less is no demonstration
+MIN_FOLLOWED = 0.8  # minimum share of tracked clouds, among those that show the creature and were not dropped
 FRAMES = 100  # the whole turn, in ten seconds
-# Megabytes, of the node and its matching process together. The model doubles while the body turns round: about 70.
+# Megabytes, for the node and its matching process together. The model doubles while the body turns: about 70.
 MAX_GROWTH = 100.0
-MIN_FLAT_FRAMES = 60  # a shorter film is all warm-up: the first keyframes, and the first relocalisation
+MIN_FLAT_FRAMES = 60  # a shorter sequence is only warm-up: the first keyframes and the first relocalisation
 _STORY = (
-    "A depth camera looked at a synthesised creature that moves its limbs and turns round once in a furnished room, "
-    "while the camera itself swayed. The node leaves out walls, floor and boxes. For a moment a hand covered the lens. "
+    "A depth camera observed a synthetic creature that moves its limbs and turns around once in a furnished room, "
+    "while the camera itself swayed. The node ignores walls, floor and boxes. For a moment a hand covered the lens. "
     "The recording was played as ROS 2 point clouds from one process into the node <code>lepard</code> with "
     "<code>mode: deformable</code> in another, ten clouds a second, or (with <code>--pace wait</code>) each after the "
     "answer to the last. "
-    "A cloud that comes while the node is busy is dropped for a newer one, and counted. The first cloud "
-    "becomes the node's model. For every further cloud that it takes, the node either publishes a warp, which says how "
-    "the model has bent since then (<code>~/warp</code>, and the bent model as <code>~/warped_points</code>), or "
-    "says that it does not know. The error is the distance between the place where the warp puts a point of the "
-    "first cloud and the place where that point of the creature truly is, known exactly since the creature is "
-    "synthesised; points that are hidden by now count, too."
+    "A cloud that arrives while the node is busy is replaced by the next one, and counted as dropped. The first cloud "
+    "becomes the node's model. For every further cloud that it processes, the node either publishes a warp, the "
+    "deformation of the model since then (<code>~/warp</code>, and the warped model as <code>~/warped_points</code>), "
+    "or reports that it is lost. The error is the distance between the warped and the true position of each point "
+    "of the first cloud. The true position is exact, because the creature is synthetic; points that are hidden by now "
+    "count, too."
 )
 
 
@@ -61,7 +61,7 @@ def play_into_node(film: Film, output: Path, weights: str, fallback: str, real_t
 
 
 def what_went_wrong(run: WarpRun, figures: WarpFigures) -> list[str]:
-    """One sentence for each thing that a working node does not do."""
+    """One message for each missed target."""
     wrong = []
     if figures.answered + dropped_clouds(run) < len(run.film.stamps_ns):
         wrong.append("Some clouds were neither answered nor counted as dropped.")
@@ -79,7 +79,7 @@ def what_went_wrong(run: WarpRun, figures: WarpFigures) -> list[str]:
 
 
 def write_report(run: WarpRun, figures: WarpFigures, output: Path, seconds: float) -> str:
-    """Write pictures, frames.csv and report.html to `output`; the closing words with the table and the paths."""
+    """Write pictures, frames.csv and report.html to `output`; returns the summary with the table and the paths."""
     drawn = {
         "storyboard.png": pictures.draw_film(run, figures, output / "storyboard.png"),
         "error.png": pictures.draw_time(figures, output / "error.png"),
@@ -113,7 +113,7 @@ def table_rows(run: WarpRun, figures: WarpFigures) -> Rows:
 
 
 def dropped_clouds(run: WarpRun) -> int:
-    """How many clouds the node says that it dropped for newer ones."""
+    """The number of clouds that the node reports as dropped."""
     return run.notes[-1].dropped if run.notes else 0
 
 

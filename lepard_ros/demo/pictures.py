@@ -43,7 +43,7 @@ def _notes_by_stamp(run: RigidRun) -> dict[int, FrameNote]:
 
 
 def draw_walk(run: RigidRun, path: Path) -> str:
-    """Eight moments of the story as depth images, with what the node said to each."""
+    """Eight depth images of the sequence, with the node's state for each."""
     story, notes = run.story, _notes_by_stamp(run)
     plt = pyplot()
     walk = np.flatnonzero(~story.covered & ~story.moved)
@@ -61,7 +61,7 @@ def draw_walk(run: RigidRun, path: Path) -> str:
         axis.set_xticks([])
         axis.set_yticks([])
     _save(figure, path, dpi=90)
-    return "What the camera saw (near is bright), and the node's state at that moment."
+    return "Depth images (near is bright), and the node's state at that time."
 
 
 def _what_happens(run: RigidRun, index: int) -> str:
@@ -111,7 +111,7 @@ def _draw_published(axis: Any, run: RigidRun, figures: RigidFigures) -> None:
 
 
 def draw_error(run: RigidRun, figures: RigidFigures, path: Path) -> str:
-    """The position error over time; where the node was lost there is none."""
+    """The position error over time; none while the node was lost."""
     if figures.error is None:
         return ""
     plt = pyplot()
@@ -132,7 +132,7 @@ def draw_error(run: RigidRun, figures: RigidFigures, path: Path) -> str:
     axis.set_ylabel("position error [cm]")
     axis.legend(loc="best")
     _save(figure, path)
-    return "Error of every published pose against the truth, and the time in which the node knew that it was lost."
+    return "Error of every published pose, and the time during which the node reported that it was lost."
 
 
 def _evenly(rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
@@ -141,7 +141,7 @@ def _evenly(rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
 
 
 def draw_matches(run: RigidRun, path: Path) -> str:
-    """The cloud with the most telling matches beside its keyframe, with lines: inliers blue, outliers red."""
+    """A cloud with informative matches next to its keyframe, with lines: inliers blue, outliers red."""
     note = _telling_matches(run)
     if note is None:
         return ""
@@ -216,10 +216,9 @@ def draw_film(run: WarpRun, figures: WarpFigures, path: Path) -> str:
     figure.savefig(path, dpi=90)
     plt.close(figure)
     return (
-        "Six moments. Top: the live cloud, near is bright. Middle: the model that the node bends to it; every "
-        "point keeps the colour of its place at the start, so a hand stays the colour of a hand, and grey is "
-        "surface that was seen only later. Bottom: the first cloud's points where the warp puts them, coloured "
-        "by their distance from the truth."
+        "Six times. Top: the live cloud, near is bright. Middle: the warped model; every point keeps its colour "
+        "from the start, so a hand stays the colour of a hand; grey is surface that was seen only later. Bottom: the "
+        "warped points of the first cloud, coloured by their error."
     )
 
 
@@ -327,9 +326,9 @@ def draw_time(figures: WarpFigures, path: Path) -> str:
     axes[3].set_xlabel("time [s]")
     _save(figure, path)
     return (
-        "Over time, from above: what the node said about each cloud (LOST: it publishes no warp rather than a guess); "
-        "the error of its warp, beside the creature's own motion since the start, which would be the error without a "
-        "warp; the size of the model, which grows while new sides of the creature are seen; the node's memory."
+        "Over time, from top to bottom: the node's state for each cloud (LOST: no warp is published); the error of the "
+        "warp, with the creature's own motion since the start, which would be the error without a warp; the size of "
+        "the model, which grows while new sides of the creature are seen; the node's memory."
     )
 
 

@@ -1,9 +1,9 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The sensor of the demonstration: plays the clouds of a bag over DDS, in a process of its own.
+"""The sensor of the demonstration: plays the clouds of a bag over DDS, in its own process.
 
 python -m lepard_ros.demo.player BAG [--real-time]
-It keeps to the recording's pace. Without --real-time it also waits for the node's status before the next cloud, so that
-a slow machine shows every cloud too, only later.
+It keeps the timing of the recording. Without --real-time it also waits for the node's status before the next cloud, so
+that a slow machine processes every cloud too, only later.
 """
 
 import argparse
@@ -27,8 +27,8 @@ from lepard_ros.ros.conversion import cloud_message, stamp_to_ns
 
 DISCOVERY_SECONDS = 60.0
 STATUS_SECONDS = 60.0
-# DDS tells the publisher of a subscription before the subscription knows of the publisher. A cloud sent in between is
-# lost, so the first one is sent again until the node answers. The node refuses a cloud that it already has.
+# DDS discovery completes for the publisher before the subscription. A cloud sent in between is lost, so the first one
+# is repeated until the node responds. The node rejects duplicates.
 AGAIN_SECONDS = 3.0
 LOOP_RATE = 10.0  # clouds a second
 
@@ -103,7 +103,7 @@ class Player(Node):
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
-                raise InputError(f"The demonstration stopped: {problem} for {seconds:.0f} s; its node's log says why.")
+                raise InputError(f"The demonstration stopped: {problem} for {seconds:.0f} s; see the node's log.")
             rclpy.spin_once(self, timeout_sec=0.05)
 
 
@@ -118,7 +118,7 @@ def main() -> int:
     """Play the bag named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bag", type=Path, help="the bag to play")
-    parser.add_argument("--loop", type=float, default=0.0, help="play for so many seconds, at the sensor's rate")
+    parser.add_argument("--loop", type=float, default=0.0, help="play for this many seconds, at the sensor's rate")
     parser.add_argument("--real-time", action="store_true", help="do not wait for the node")
     args = parser.parse_args()
     rclpy.init()

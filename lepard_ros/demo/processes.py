@@ -35,7 +35,7 @@ def prepare_surroundings() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     from lepard_ros.ros.parameters import use_fastdds_profile
 
-    # Not the user's domain: a robot may be in it, and would receive the demonstration's transforms.
+    # Not the user's domain: a robot in it would receive the demonstration's transforms.
     os.environ["ROS_DOMAIN_ID"] = str(1 + os.getpid() % 60)
     os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
     use_fastdds_profile()
@@ -44,9 +44,9 @@ def prepare_surroundings() -> None:
 def run_node(
     recorder: "Recorder", bag: Path, clouds: int, parameters: dict[str, str], log: Path, real_time: bool = False
 ) -> NodeRun:
-    """Start the node and the player of a bag with so many clouds, each in its process, and listen until all is played.
+    """Start the node and the player of a bag, each in its own process, and listen until the bag is played.
 
-    The recorder is closed. log: where the node's own words go. real_time: the player does not wait for the node.
+    The recorder is closed at the end. log: the node's log file. real_time: the player does not wait for the node.
     """
     print("Starting the node ...", flush=True)
     with log.open("w") as file:
@@ -83,9 +83,9 @@ def wait_for_node(recorder: "Recorder", node: "subprocess.Popen[bytes]", log: Pa
     while not recorder.hears_node():
         if node.poll() is not None:
             words = log.read_text().strip().splitlines()
-            raise InputError(words[-1] if words else f"The node ended with code {node.returncode} and said nothing.")
+            raise InputError(words[-1] if words else f"The node ended with code {node.returncode} and an empty log.")
         if time.monotonic() > deadline:
-            raise InputError(f"The node did not come up within two minutes; see {log}.")
+            raise InputError(f"The node did not start within two minutes; see {log}.")
         time.sleep(0.1)
 
 

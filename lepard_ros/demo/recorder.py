@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""What the node said during the demonstration, kept by topic."""
+"""Records the node's messages during the demonstration, by topic."""
 
 import time
 from collections.abc import Callable

@@ -13,10 +13,10 @@ from lepard_ros.demo.story import FrameNote, NodeRun, RigidRun, WarpRun
 from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.report.page import Page
 
-FALSE_POSE = 0.5  # metres: a pose published as good that is further off than this is a false one
-FALSE_WARP = 0.1  # metres: an accepted warp that is off by more than this in the median is a false one
+FALSE_POSE = 0.5  # metres: a published pose with a larger error is false
+FALSE_WARP = 0.1  # metres: an accepted warp with a larger median error is false
 Rows = list[tuple[str, str]]
-DROPPED = "dropped"  # the state of a cloud that the node did not get to
+DROPPED = "dropped"  # the state of a cloud that the node did not process
 WARM_UP = 0.3  # share of the clouds after which the node's memory must be flat, as in the soak test
 
 

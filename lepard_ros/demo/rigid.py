@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""`lepard demo --mode rigid`: a camera that is carried around a room, and where the node says it is."""
+"""`lepard demo --mode rigid`: the node tracks a camera that moves around a room."""
 
 from pathlib import Path
 
@@ -30,14 +30,14 @@ OPENING = "Rendering a room"
 SEED = 3
 PACE = "real"  # two cores keep up with the camera
 MIN_FRAMES, FRAMES = 20, 60
-MIN_TRACKED = 0.8  # share of the clouds that show something; less is no demonstration
+MIN_TRACKED = 0.8  # minimum share of tracked clouds, among those with a free lens
 _STORY = (
-    "A depth camera was carried once around a synthesised room. Then a hand covered its lens, and when the hand was "
-    "gone the camera was somewhere else in the room. The recording was played as ROS 2 point clouds from one process "
-    "into the node <code>lepard</code> in another, at the camera's own rate: what the node has no time for is "
-    "dropped. For every cloud that it takes, the node either publishes the camera's pose in its map (TF "
-    "<code>map</code> &rarr; the camera's frame, and odometry with covariance), or says that it does not know it: it "
-    "never guesses. All figures compare what was published with the true poses."
+    "A depth camera moved once around a synthetic room. Then a hand covered its lens, and when the hand was gone the "
+    "camera was somewhere else in the room. The recording was played as ROS 2 point clouds from one process into the "
+    "node <code>lepard</code> in another, at the camera's own rate: clouds that arrive while the node is busy are "
+    "dropped. For every cloud that it processes, the node either publishes the camera's pose in its map (TF "
+    "<code>map</code> &rarr; the camera's frame, and odometry with covariance), or reports that it is lost: it "
+    "never guesses. All figures compare the published poses with the true ones."
 )
 
 
@@ -52,7 +52,7 @@ def play_into_node(story: Story, output: Path, weights: str, fallback: str, real
 
 
 def what_went_wrong(run: RigidRun, figures: RigidFigures) -> list[str]:
-    """One sentence for each thing that a working node does not do."""
+    """One message for each missed target."""
     wrong = []
     if figures.tracked < MIN_TRACKED * figures.seen:
         wrong.append("Too few clouds were given a pose.")
@@ -64,7 +64,7 @@ def what_went_wrong(run: RigidRun, figures: RigidFigures) -> list[str]:
 
 
 def write_report(run: RigidRun, figures: RigidFigures, output: Path, seconds: float) -> str:
-    """Write pictures and report.html to `output`; the closing words with the table and the paths."""
+    """Write pictures and report.html to `output`; returns the summary with the table and the paths."""
     rows = table_rows(run, figures)
     drawn = {
         "storyboard.png": pictures.draw_walk(run, output / "storyboard.png"),
@@ -108,5 +108,5 @@ def sensor_rate(story: Story) -> float:
 
 
 def pose_rate(run: RigidRun, figures: RigidFigures) -> float:
-    """Poses a second while the lens was free: the sensor's rate where no cloud was dropped and none was lost."""
+    """Poses per second while the lens was free: the sensor's rate if no cloud was dropped or lost."""
     return sensor_rate(run.story) * figures.tracked / max(figures.seen, 1)

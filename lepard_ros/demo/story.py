@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""What a demonstration plays and records: the camera's path and the node's answers. Without ROS."""
+"""Input and output of a demonstration: the camera's path and the node's results. Does not need ROS."""
 
 from contextlib import closing
 from dataclasses import dataclass, field

@@ -1,8 +1,8 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The paper's ablations: one network, one choice changed at a time, on rigid or on deformable pairs.
 
-A variant changes what the same weights are asked to do, where that makes sense; where it needs other weights (another
-position code, Sinkhorn, more blocks, a warping loss), the table names the training that would give them.
+A variant changes settings of the same weights where that makes sense. If it needs other weights (another position code,
+Sinkhorn, more blocks, a warping loss), the table gives the training command for them.
 """
 
 import shlex
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from lepard_ros.matcher import Matcher
     from lepard_ros.network.config import LepardConfig
 
-# From coarse source points (n, 3) to where the position code shall see them (n, 3).
+# Maps coarse source points (n, 3) to the positions (n, 3) that the position code uses.
 Placement = Callable[[FloatArray], FloatArray]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One row of the ablation: settings that differ, or where the source is put instead of the network's own fit.
+    """One row of the ablation: changed settings, or a given placement of the source instead of the network's own fit.
 
-    placed: "unmoved", "random", "rigid" (the true motion, or the best rigid fit of a deformation), "deformed" (every
-    point where it truly went), or "" for the network's own repositioning. guided: whether the transformer takes part;
-    the paper's variants are all about it.
+    placed: "unmoved", "random", "rigid" (the true motion, or the best rigid fit of a deformation), "deformed" (the true
+    position of every point), or "" for the network's own repositioning. guided: whether the transformer is used; all
+    variants of the paper concern it.
     """
 
     settings: dict[str, object]
@@ -69,7 +69,7 @@ VARIANTS: dict[str, Variant] = {
     "threshold 0.1": Variant({"confidence_threshold": 0.1}),
     "threshold 0.2": Variant({"confidence_threshold": 0.2}),
 }
-# What `lepard train` has to be told for the variants that need weights of their own.
+# Arguments of `lepard train` for the variants that need their own weights.
 OTHER_WEIGHTS = {
     "entangled": ["--set", "entangled=true", "--set", "position_use=always"],
     "absolute code": ["--set", "position_code=sinusoidal"],
@@ -80,7 +80,7 @@ OTHER_WEIGHTS = {
 # The shipped rigid weights were trained without the warping loss, the deformable ones with it: the variant swaps them.
 WARPING_WEIGHTS = {"rigid": "0", "deformable": "0.1"}
 DEFORMABLE_SET = "4dmatch"
-DEFINITIONS = 2  # raised when a variant means something else than before: records of an older log are made again
+DEFINITIONS = 2  # increased when the meaning of a variant changes, so that older records are recomputed
 
 
 def apply_settings(matcher: "Matcher", settings: dict[str, object]) -> None:
@@ -90,7 +90,7 @@ def apply_settings(matcher: "Matcher", settings: dict[str, object]) -> None:
 
 
 class ForcedRepositioning:
-    """While entered, the network sees the source where a placement puts it, instead of at its own estimate."""
+    """Context in which the network uses a given placement of the source instead of its own estimate."""
 
     def __init__(self, matcher: "Matcher", placement: Placement) -> None:
         self.network, self.placement = matcher.network, placement
@@ -119,7 +119,7 @@ def make_matcher(name: str, weights: str) -> "Matcher":
 
 
 def random_rotation(name: str, points: FloatArray) -> FloatArray:
-    """The points (n, 3) turned about their centroid by a rotation drawn from a name."""
+    """The points (n, 3) rotated about their centroid by a random rotation, seeded by a name."""
     from scipy.spatial.transform import Rotation
 
     centre = points.mean(axis=0)
@@ -129,7 +129,7 @@ def random_rotation(name: str, points: FloatArray) -> FloatArray:
 def repositioned(
     name: str, matcher: "Matcher", pair: RigidPair, deformed: Placement | None = None
 ) -> AbstractContextManager[None]:
-    """The variant's placement for a pair, to be entered; nothing where the network finds its own."""
+    """The context with the variant's placement for a pair; a null context if the network finds its own."""
     placed, truth = VARIANTS[name].placed, pair.truth
     if placed == "rigid" and truth is None:
         raise InputError("the oracle needs pairs with a known motion: choose another set than unrelated.")
@@ -160,7 +160,7 @@ class Bench(Protocol):
         """The record of a variant on a pair."""
 
     def summarise(self, records: Sequence[Record]) -> dict[str, Any]:
-        """The records of one variant summed up."""
+        """Summary of the records of one variant."""
 
     def rows(self, summaries: dict[str, dict[str, Any]]) -> list[list[str]]:
         """The table's rows, the first is the header."""
@@ -322,11 +322,11 @@ def run_variants(
 
 
 def other_trainings(set_name: str) -> list[str]:
-    """A sentence, then for each variant that needs weights of its own the training that would give them."""
+    """An introduction, then the training command for each variant that needs its own weights."""
     mode, other, data = ("rigid", "deformable", "rooms/")
     if set_name == DEFORMABLE_SET:
         mode, other, data = ("deformable", "rigid", "creatures/")
-    lines = ["These variants need weights of their own (then: --methods lepard:runs/ablation/weights.safetensors):"]
+    lines = ["These variants need their own weights (then: --methods lepard:runs/ablation/weights.safetensors):"]
     for name, how in OTHER_WEIGHTS.items():
         warping = WARPING_WEIGHTS[other if name == "warping-loss weight" else mode]
         words = [
@@ -345,7 +345,7 @@ def other_trainings(set_name: str) -> list[str]:
 
 
 def choose_variants(wanted: list[str] | None, set_name: str = DEFORMABLE_SET) -> list[str]:
-    """The variants whose name begins with one of the wanted words; without any, all that make sense for the set."""
+    """The variants whose name starts with one of the given words; by default all that suit the set."""
     if wanted is None:
         return [name for name, v in VARIANTS.items() if set_name == DEFORMABLE_SET or v.placed != "deformed"]
     chosen = [name for name in VARIANTS if any(name.startswith(word) for word in wanted)]

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Several bags, one task each: on this machine or on a cluster, with a log that lets an interrupted run go on."""
+"""Several bags, one task each: on this machine or on a cluster, with a log that lets an interrupted run resume."""
 
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ OPTIONS = ("topic", "truth", "weights", "grid", "every", "min_range", "max_range
 
 
 def tasks_of(args: Namespace) -> list[Namespace]:
-    """The arguments of each bag: results in a folder of its own name, paths as any machine finds them."""
+    """The arguments of each bag: results in a folder with its name, absolute paths."""
     names = [path.stem for path in args.bag]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InputError(f"two of the bags are named {twice}: their results would be written to one folder.")

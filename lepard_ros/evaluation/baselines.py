@@ -1,7 +1,7 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Classical rigid registration to compare with: Open3D and KISS-Matcher.
+"""Classical rigid registration baselines: Open3D and KISS-Matcher.
 
-All rigid baselines see the clouds on a 5 cm grid and end with the same ICP, so that only their search differs.
+All of them use the clouds on a 5 cm grid and end with the same ICP, so that only their search differs.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ from lepard_ros.geometry.arrays import FloatArray
 GRID = 0.05  # metres
 RANSAC_ITERATIONS = 100_000
 ICP_DISTANCE = 1.5 * GRID
-LONE_ICP_DISTANCE = 0.3  # metres: ICP without a first guess must look farther
+LONE_ICP_DISTANCE = 0.3  # metres: ICP without an initial guess needs a larger correspondence distance
 KISS_GRID = 0.05  # metres: the best of 0.05, 0.075, 0.1, 0.15 on 3DMatch and TUM
-KISS_LEAST_INLIERS = 5  # below this KISS-Matcher's own example calls the result a failure
+KISS_LEAST_INLIERS = 5  # KISS-Matcher's own example treats fewer inliers as a failure
 
 
 class Guess(NamedTuple):

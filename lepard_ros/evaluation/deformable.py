@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Deformable pairs in 4DMatch's format: matches and warps against the truth, with two baselines."""
+"""Evaluation of matches and warps on deformable pairs in 4DMatch's format, with two baselines."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
 WarpFunction = Callable[[FloatArray], FloatArray]
 
 PUBLISHED_GRID = 0.01  # metres, of the clouds of 4DMatch
-NEAR = 0.04  # metres: a match or a recalled point is right within this, as in the paper
-DEFINITIONS = 2  # raised when a figure's definition changes: records of a log from before are measured again
+NEAR = 0.04  # metres: maximum error of a correct match or a recalled point, as in the paper
+DEFINITIONS = 2  # increased when the definition of a figure changes, so that older records are recomputed
 METRIC_SET, SEEN_SET = "metric_index", "points seen in both"  # on which points NFMR is measured
 SUBSAMPLE = 0.03  # metres: spacing at which a dense warp is read as matches
 CPD_POINTS = 1000  # per cloud: the cost grows with the cube
 BASELINES = ("n-icp", "cpd")
-MIRRORED = ("mirrored", "mirrored_by_chance")  # numbers of matches in a record, shares of them in a summary
-FILTERED = "+filter"  # a method's name ends so when its matches went through the consistency vote
-MIRROR_SOURCE = "+mirrored"  # a control: the method sees the mirror image of the source
+MIRRORED = ("mirrored", "mirrored_by_chance")  # numbers of matches in a record, shares in a summary
+FILTERED = "+filter"  # suffix of a method whose matches pass the consistency filter
+MIRROR_SOURCE = "+mirrored"  # suffix of a control: the method gets the mirror image of the source
 
 
 @dataclass(frozen=True)
 class DeformableResult:
     """Result of a method on a pair. warp: moves source points (N, 3) to the target's frame, or None.
 
-    seconds, cpu_seconds: from raw points to matches and warp. accepted: whether it calls the warp good. warped:
-    whether a warp was sought at all.
+    seconds, cpu_seconds: from raw points to matches and warp. accepted: whether the method accepts the warp. warped:
+    whether a warp was requested.
     """
 
     matches: Matches
@@ -58,14 +58,14 @@ class DeformableResult:
 
 
 class DeformableMethod(Protocol):
-    """A way to bend one cloud onto another."""
+    """A method that warps one cloud to another."""
 
     def align(self, source: FloatArray, target: FloatArray) -> DeformableResult:
         """Align source (N, 3) with target (M, 3), metres."""
 
 
 class LepardDeformable:
-    """The matcher's matches, with or without the consistency vote, and, if asked for, the warp fitted to them."""
+    """The matcher's matches, with or without the consistency filter, and optionally the warp fitted to them."""
 
     def __init__(self, weights: str, threshold: float | None, filtered: bool, register: bool) -> None:
         from lepard_ros.matcher import Matcher
@@ -94,7 +94,7 @@ class LepardDeformable:
 
 
 def consistent_matches(source: "EncodedCloud", target: "EncodedCloud", matches: Matches) -> Matches:
-    """The matches that pass the consistency vote, which sees the normals as it does in a warp."""
+    """The matches that pass the consistency filter, with normals as in a warp."""
     from lepard_ros.matcher import local_matches
     from lepard_ros.registration.deformable.match_filter import chosen, filter_matches
     from lepard_ros.registration.deformable.nonrigid import matched_normals
@@ -104,7 +104,7 @@ def consistent_matches(source: "EncodedCloud", target: "EncodedCloud", matches: 
 
 
 class MirroredSource:
-    """A control: the matches of a method that sees the source in a mirror. One that tells left from right finds few."""
+    """A control: the matches of a method for the mirrored source. One that distinguishes left from right finds few."""
 
     REFLECTION = np.array([-1.0, 1.0, 1.0])  # keeps the sensor at the origin
 
@@ -112,7 +112,7 @@ class MirroredSource:
         self.method = method
 
     def align(self, source: FloatArray, target: FloatArray) -> DeformableResult:
-        """The matches with the mirrored source (N, 3), put back on the source itself."""
+        """The matches of the mirrored source, mapped back to the source (N, 3)."""
         result = self.method.align(source * self.REFLECTION, target)
         matches = result.matches._replace(source=result.matches.source * self.REFLECTION)
         return matches_alone(matches, result.seconds, result.cpu_seconds)
@@ -124,7 +124,7 @@ def matches_alone(matches: Matches, seconds: float, cpu_seconds: float) -> Defor
 
 
 class NearestNeighbourIcp:
-    """N-ICP: the same deformation graph, pulled by nearest points only, from where the clouds lie."""
+    """N-ICP: the same deformation graph, fitted by nearest points only, from the initial pose of the clouds."""
 
     def align(self, source: FloatArray, target: FloatArray) -> DeformableResult:
         """Fit the graph without matches."""
@@ -145,7 +145,7 @@ class CoherentPointDrift:
     """CPD (pycpd) on a random thousand points of each cloud, both scaled to unit variance."""
 
     def align(self, source: FloatArray, target: FloatArray) -> DeformableResult:
-        """Drift the source's points to the target."""
+        """Register the source points to the target by coherent point drift."""
         try:
             from pycpd import DeformableRegistration
         except ModuleNotFoundError as error:
@@ -162,7 +162,7 @@ class CoherentPointDrift:
 
 
 def _nearest_flow(points: FloatArray, anchors: FloatArray, flow: FloatArray) -> FloatArray:
-    """Points moved by the blended flow of the anchors, however far."""
+    """Move points by the blended flow of the anchors, at any distance."""
     return points + blend_flow(points, anchors, flow, radius=np.inf)
 
 
@@ -174,7 +174,7 @@ def subsample(points: FloatArray, count: int) -> FloatArray:
 
 
 def matches_of_warp(warp: WarpFunction, source: FloatArray, target: FloatArray) -> Matches:
-    """A dense warp read as matches: evenly spaced source points that land within 4 cm of the target."""
+    """Matches from a dense warp: evenly spaced source points that end within 4 cm of the target."""
     from scipy.spatial import cKDTree
 
     even = np.asarray(source, dtype=np.float64)[group_by_cell(np.asarray(source), SUBSAMPLE).first]
@@ -236,7 +236,7 @@ def evaluate_deformable(method: DeformableMethod, pair: DeformablePair, mirror: 
     if result.warp is not None:
         record |= metrics.flow_errors(points, result.warp(points), truth[seen])._asdict()
     if result.warped:
-        # Over all pairs, a refused warp counts as one that moves nothing: else refusing would make a row better.
+        # Over all pairs, a refused warp counts as the identity; otherwise refusing would improve a row.
         landed = points if result.warp is None else result.warp(points)
         errors = metrics.flow_errors(points, landed, truth[seen])
         record |= {f"{name}_all": value for name, value in errors._asdict().items()}
@@ -245,7 +245,7 @@ def evaluate_deformable(method: DeformableMethod, pair: DeformablePair, mirror: 
 
 @cache
 def mirror_of(path: Path) -> Mirror | None:
-    """The mirror of a pair's body, in the target's frame; kept, since every method and threshold asks for it."""
+    """The mirror map of a pair's body, in the target's frame; cached for all methods and thresholds."""
     pair = load_pair(path)
     return find_mirror(np.concatenate([pair.target, pair.warped]).astype(np.float64))
 
@@ -317,7 +317,7 @@ def run_deformable(
 
 
 def drawn(files: Sequence[Path], count: int | None, seed: int) -> list[Path]:
-    """`count` of the files, drawn with a seed, in their order; all without a count."""
+    """A seeded sample of `count` files, in their order; all without a count."""
     if count is None or count >= len(files):
         return list(files)
     chosen_files = np.random.default_rng(seed).choice(len(files), size=count, replace=False)
@@ -339,7 +339,7 @@ def _identity(job: _Job) -> str:
 def summarise_deformable(records: Sequence[Record]) -> dict[str, Any]:
     """One row's records: means, with intervals for NFMR and IR.
 
-    epe, acc5, acc10: over the accepted warps. epe_all and its kin: over all pairs, a refused warp counting as unmoved.
+    epe, acc5, acc10: over the accepted warps. epe_all etc.: over all pairs, with a refused warp as the identity.
     """
     flow = [f"{name}{over}" for name in ("epe", "acc5", "acc10") for over in ("", "_all")]
     mean = {
@@ -358,7 +358,7 @@ def summarise_deformable(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _mirrored(records: Sequence[Record]) -> dict[str, Any]:
-    """Over the pairs whose body has a known mirror: how many they are, and which share of their matches is mirrored."""
+    """Number of pairs with a known mirror map, and the share of mirrored matches in them."""
     known = [r for r in records if r.get("mirrored") is not None]
     matches = sum(r["matches"] for r in known)
     shares = {key: sum(r[key] for r in known) / matches if matches else None for key in MIRRORED}
@@ -416,16 +416,16 @@ def _centimetres(metres: float | None) -> str:
 
 
 def definition_line(summaries: dict[str, dict[str, Any]]) -> str:
-    """Which points NFMR was measured on, and what the errors of the warps are over."""
+    """The points used for NFMR, and the pairs used for the errors of the warps."""
     sets = sorted({name for s in summaries.values() for name in s["nfmr_sets"]})
     return (
         f"NFMR over {' or '.join(sets)}, as the authors; NFMR seen: over points seen in both. IR at {NEAR} m. "
-        "EPE, Acc5, Acc10 over all pairs: a refused warp counts as unmoved."
+        "EPE, Acc5, Acc10 over all pairs; a refused warp counts as no motion."
     )
 
 
 def mirror_line(summaries: dict[str, dict[str, Any]]) -> str:
-    """On how many pairs the mirrored matches could be counted."""
+    """The number of pairs on which mirrored matches could be counted."""
     known, pairs = (max(s[key] for s in summaries.values()) for key in ("symmetric_pairs", "pairs"))
-    rest = f"; the other {pairs - known} are not symmetric enough to say" if known < pairs else ""
+    rest = f"; the other {pairs - known} are not symmetric enough" if known < pairs else ""
     return f"mirrored: share of matches on the mirrored limb, counted on {known} of {pairs} pairs{rest}."

@@ -21,7 +21,7 @@ def replay_deformable(
     output: Path,
     listener: Callable[[BagFrame, DeformableTrack], None] | None = None,
 ) -> str:
-    """Follow what bends through all frames; writes status.csv and model.ply to a folder, and gives a summary."""
+    """Track a deforming object through all frames; writes status.csv and model.ply, and returns a summary."""
     total = warped = 0
     with (output / "status.csv").open("w", newline="") as file:
         writer = csv.writer(file)

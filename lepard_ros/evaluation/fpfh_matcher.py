@@ -15,7 +15,7 @@ from lepard_ros.matcher import MatcherSettings
 from lepard_ros.registration.rigid.fallback import match_fpfh, register_fpfh
 from lepard_ros.registration.types import Matches, Registration, Surface
 
-WEIGHTS_ID = ""  # there are no weights, and no features to be kept in a map
+WEIGHTS_ID = ""  # there are no weights, and no features to store in a map
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class FpfhCloud:
         return int(self.surface.points.nbytes + self.surface.normals.nbytes)
 
     def to_arrays(self) -> dict[str, FloatArray]:
-        """What a saved map keeps: nothing, since the features are quickly computed again from the surface."""
+        """Nothing to store: the features are quickly recomputed from the surface."""
         return {}
 
 
@@ -58,7 +58,7 @@ class FpfhMatcher:
         flat = np.asarray(points, dtype=np.float32).reshape(-1, 3)
         flat = flat[np.isfinite(flat).all(1)]
         if len(flat) < 10:
-            raise InputError(f"The cloud has only {len(flat)} points; nothing can be matched.")
+            raise InputError(f"The cloud has only {len(flat)} points, too few for matching.")
         viewpoint = np.zeros(3) if viewpoint is None else np.asarray(viewpoint, dtype=np.float64)
         (cells,) = grid_subsample(torch.from_numpy(flat), spacing)
         neighbours = radius_neighbours(cells, cells, 3 * spacing, 24)

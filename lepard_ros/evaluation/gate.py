@@ -1,8 +1,8 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The regression gate: a small fixed set of generated rooms, on which shipped weights must not get worse.
+"""The regression gate: a small fixed set of synthetic rooms on which shipped weights must not get worse.
 
-The rooms need no files and are the same everywhere: procedural furniture, fixed seeds that training never draws.
-`lepard evaluate gate` prints a score, to be recorded here when weights are shipped.
+The rooms need no files and are the same everywhere: procedural furniture, with seeds that training never uses.
+`lepard evaluate gate` prints a score; record it here when weights are shipped.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ROOM_SEEDS = (910_001, 910_002, 910_003)
 PAIRS_PER_ROOM = 12
 UNRELATED_PAIRS = 12
-ROTATION, TRANSLATION = 5.0, 0.15  # degrees, metres: the rooms' truth is exact, so this is tighter than for real data
+ROTATION, TRANSLATION = 5.0, 0.15  # degrees, metres: tighter than for real data, because the ground truth is exact
 RECALL_SLACK = 1 / (len(ROOM_SEEDS) * PAIRS_PER_ROOM)  # one pair: the last bits of a float may turn one
 ERROR_SLACK = 1.25
 
@@ -39,7 +39,7 @@ class GateScore:
     translation: float
 
     def failures(self, recorded: "GateScore") -> list[str]:
-        """What got worse than recorded, one sentence each."""
+        """One message for each value that is worse than recorded."""
         checks = (
             ("recall", self.recall < recorded.recall - RECALL_SLACK - 1e-9, self.recall, recorded.recall),
             (

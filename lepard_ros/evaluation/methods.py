@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Registration methods by name behind one interface, all timed the same way."""
+"""Registration methods by name, with one interface and the same timing."""
 
 import time
 from collections.abc import Callable
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 LEPARD = "lepard:"
-# How a motion is found from Lepard's matches: by ours, which refuses what it cannot trust, or as in the paper.
+# Estimators for Lepard's matches: ours, which refuses unreliable motions, or those of the paper.
 ESTIMATORS = ("ours", "ransac", "ransac+icp")
 
 
 @dataclass(frozen=True)
 class MethodResult:
-    """What a method made of a pair.
+    """A method's result for a pair.
 
-    transform: (4, 4) source to target, or None where it refused. accepted: whether it calls the pair registered.
-    seconds, cpu_seconds: wall and processor time from raw points to the result. status: its own word for the outcome.
-    matches: what it matched, or None where it has none. inliers: (M,) bool. covariance: (6, 6) or None.
+    transform: (4, 4) source to target, or None if refused. accepted: whether the method accepts the pair.
+    seconds, cpu_seconds: wall and CPU time from raw points to the result. status: the method's own status.
+    matches: its matches, or None. inliers: (M,) bool. covariance: (6, 6) or None.
     stages: wall seconds by stage.
     """
 
@@ -45,7 +45,7 @@ class MethodResult:
 
 
 class Method(Protocol):
-    """A way to register two clouds."""
+    """A method that registers two clouds."""
 
     def register(self, source: FloatArray, target: FloatArray) -> MethodResult:
         """Register source (N, 3) to target (M, 3), metres."""
@@ -130,21 +130,21 @@ def with_estimators(names: list[str], estimators: list[str]) -> list[str]:
 
 
 def method_names() -> str:
-    """The names a person may give, for help and errors."""
+    """The valid names, for help and errors."""
     return ", ".join(
         ["lepard:rigid", "lepard:<weights>", "lepard:<weights>+ransac", "+x0.1", "+moved", *RIGID_BASELINES]
     )
 
 
 def check_method_names(names: list[str]) -> None:
-    """Refuse an unknown method before any work is done."""
+    """Raise InputError for an unknown method before any work is done."""
     unknown = [name for name in names if not name.startswith(LEPARD) and name not in RIGID_BASELINES]
     if unknown or not names:
         raise InputError(f"unknown method {', '.join(unknown) or '(none given)'}: choose from {method_names()}.")
 
 
 def use_published_grid(matcher: "Matcher", grid: float | None) -> None:
-    """Take clouds as they are where the set was published on the very grid (metres) of the network: the paper's."""
+    """Use clouds without gridding if the set was published on the network's own grid (metres), that of the paper."""
     if grid is not None and matcher.config.grid == grid:
         matcher.settings = replace(matcher.settings, gridded=True)
 

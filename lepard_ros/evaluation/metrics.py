@@ -117,7 +117,7 @@ def recall(successes: Sequence[bool], scenes: Sequence[str]) -> Recall:
 def inlier_ratio(moved_source: FloatArray, target: FloatArray, threshold: float) -> float:
     """IR: the share of matches whose truly moved source (M, 3) lies within `threshold` metres of the target (M, 3).
 
-    Fewer than three matches have the ratio 0, as in the authors' code: a method is not rewarded for silence.
+    Fewer than three matches have the ratio 0, as in the authors' code.
 
     >>> inlier_ratio(np.zeros((4, 3)), np.array([[0.0, 0, 0.05], [0, 0, 0.5], [0, 0, 0], [0, 1, 0]]), 0.1)
     0.5
@@ -185,11 +185,11 @@ def flow_errors(source: FloatArray, warped: FloatArray, truth: FloatArray) -> Fl
     return FlowErrors(float(error.mean()), *shares)
 
 
-# --- honesty ---------------------------------------------------------------------------------------------------------
+# --- reliability -----------------------------------------------------------------------------------------------------
 
 
 def false_accept_rate(accepted: Sequence[bool], correct: Sequence[bool]) -> float:
-    """The share of all pairs that were called registered although they are not.
+    """The share of all pairs that were accepted although the motion is wrong.
 
     >>> false_accept_rate([True, True, False, True], [True, False, False, False])
     0.5
@@ -200,7 +200,7 @@ def false_accept_rate(accepted: Sequence[bool], correct: Sequence[bool]) -> floa
 
 
 class Calibration(NamedTuple):
-    """A reliability curve: per bin the mean confidence (B,), the share that was right (B,), their number (B,).
+    """A reliability curve: per bin the mean confidence (B,), the share of correct ones (B,), their number (B,).
 
     error: the expected calibration error, the mean gap between the two weighted by the count.
     """
@@ -240,9 +240,9 @@ def motion_difference(estimate: FloatArray, truth: FloatArray) -> FloatArray:
 
 
 def covariance_consistency(errors: FloatArray, covariances: FloatArray) -> tuple[float, float]:
-    """The mean normalised squared error divided by its expectation (1 when honest), and the share within 95 %.
+    """The mean normalised squared error divided by its expectation (1 if consistent), and the share within 95 %.
 
-    errors: (N, 6). covariances: (N, 6, 6). Above 1 the covariances are too small: the estimates boast.
+    errors: (N, 6). covariances: (N, 6, 6). Above 1 the covariances are too small (overconfident).
 
     >>> ratio, inside = covariance_consistency(np.ones((4, 6)), np.tile(np.eye(6), (4, 1, 1)))
     >>> ratio, inside

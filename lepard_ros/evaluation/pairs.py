@@ -19,16 +19,16 @@ from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.geometry.overlap import overlap_mask
 
 PUBLISHED_GRID = 0.025  # metres, of the fragments of 3DMatch
-INLIER_DISTANCE = 0.1  # metres: a right match, as in the paper
-MIN_POINTS = 10  # of a cloud of a pair
+INLIER_DISTANCE = 0.1  # metres: maximum error of a correct match, as in the paper
+MIN_POINTS = 10  # per cloud
 RMSE_DISTANCE = 0.05  # metres: a source point has a true partner in the target
 
 
 @dataclass(frozen=True)
 class Task:
-    """What to evaluate: a set in a folder, methods by name, how many pairs, drawn with which seed.
+    """What to evaluate: a set in a folder, methods by name, number of pairs, seed of the sample.
 
-    camera_file: of a depth sequence, instead of what its folder says. cluster: address of a Dask scheduler.
+    camera_file: for a depth sequence, overrides the calibration of its folder. cluster: address of a Dask scheduler.
     """
 
     folder: Path
@@ -60,7 +60,7 @@ def run_pairs(task: Task, log: Path | None = None, progress: bool = True) -> tup
     identities = {name: _identity(name) + _camera_identity(source) for name in task.methods}
     pairs = _recorded_pairs(task, log) or _draw_and_record(task, source, log)
     done = {_key(record): record for record in read_log(log) if "method" in record}
-    # Pair by pair: a run that was stopped has every method on the same pairs.
+    # Pair by pair, so that an interrupted run has every method on the same pairs.
     todo = [
         (name, pair)
         for pair in pairs
@@ -99,7 +99,7 @@ def evaluate_pair(name: str, method: Method, source: PairSource, pair: RigidPair
 
 
 def _whole_cloud(source: PairSource, key: str) -> FloatArray:
-    """A cloud (N, 3) that can be registered: not every method survives an empty one."""
+    """A cloud (N, 3) with enough points: not every method can handle an empty one."""
     points = source.cloud(key)
     if len(points) < MIN_POINTS:
         raise InputError(f"the cloud {key} has {len(points)} points, but a pair needs {MIN_POINTS} of each.")
@@ -141,7 +141,7 @@ def _finite(value: Any) -> Any:
 
 
 def _identity(name: str) -> str:
-    """What a method's name refers to: weights may change under the same name."""
+    """Identity of a method, including its weights, which may change under the same name."""
     if not name.startswith(LEPARD):
         return ""
     method = make_method(name)
@@ -150,7 +150,7 @@ def _identity(name: str) -> str:
 
 
 def _camera_identity(source: PairSource) -> str:
-    """A camera that was given by hand makes other clouds of the same images."""
+    """Identity of the calibration: a given camera file yields other clouds from the same images."""
     if not isinstance(source, DepthSequence) or source.camera_file is None:
         return ""
     return f" camera {tuple(source.recording.calibration[:2])}"
@@ -164,17 +164,17 @@ def _key(record: Record) -> tuple[str, str, str, str]:
 
 
 def _draw_and_record(task: Task, source: PairSource, log: Path | None) -> list[RigidPair]:
-    """Draw the pairs and write them down, so that a later run takes the very same."""
+    """Sample the pairs and log them, so that a later run uses the same ones."""
     pairs = source.pairs(task.count, task.seed)
     if not pairs:
-        raise InputError(f"{task.folder} gives no pair of the set {task.set_name}.")
+        raise InputError(f"{task.folder} contains no pair of the set {task.set_name}.")
     header = {"set": task.set_name, "count": task.count, "seed": task.seed, "pairs": [_pair_json(p) for p in pairs]}
     append_log(log, header)
     return pairs
 
 
 def _recorded_pairs(task: Task, log: Path | None) -> list[RigidPair]:
-    """The pairs that an earlier run with the same set, count and seed wrote down."""
+    """The pairs logged by an earlier run with the same set, count and seed."""
     headers = [record for record in read_log(log) if "pairs" in record]
     if any(header["set"] != task.set_name for header in headers):
         raise InputError(f"{log} holds results of the set {headers[0]['set']}: give another --json file.")

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The paper's tables: which figures of ours stand beside which of theirs, in per cent."""
+"""The paper's tables: our figures next to theirs, in per cent."""
 
 from typing import Any
 

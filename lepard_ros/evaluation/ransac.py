@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The estimator of the paper's tables: plain RANSAC over the matches, which never refuses; ICP after it, if wanted."""
+"""The estimator of the paper's tables: plain RANSAC over the matches, which never refuses; ICP is optional."""
 
 import numpy as np
 import torch
@@ -47,7 +47,7 @@ def _triples(matches: int, count: int, generator: torch.Generator) -> Tensor:
     first = torch.randint(matches, (count,), generator=generator)
     second = (first + torch.randint(1, matches, (count,), generator=generator)) % matches
     third = torch.randint(matches - 2, (count,), generator=generator)
-    for taken in torch.stack([first, second]).sort(0).values:  # step over the two that are taken, the lower one first
+    for taken in torch.stack([first, second]).sort(0).values:  # skip the two that are taken, the lower one first
         third = third + (third >= taken)
     return torch.stack([first, second, third], dim=1)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lepard_ros.matcher import Matcher
 
 Listener = Callable[[BagFrame, Track], None]
-FALSE_POSE = 0.5  # metres: a pose that is further from the truth than this, and was published, is a false one
+FALSE_POSE = 0.5  # metres: a published pose with a larger error is false
 EXAMPLES = 4
 STATUS_COLUMNS = (
     *("stamp", "state", "reason", "method", "keyframe", "matches", "inliers"),
@@ -45,8 +45,11 @@ class Example(NamedTuple):
 
 @dataclass
 class Replay:
-    """What came of a bag. tracks: one per frame. truth: of the sensor, if there is one. seconds: CPU, of all frames.
-    left_out: frames that came twice or too late, which the node refuses too."""
+    """The result for a bag.
+
+    tracks: one per frame. truth: true trajectory of the sensor, if known. seconds: CPU time of all frames. left_out:
+    number of duplicate or late frames, which the node rejects too.
+    """
 
     tracks: list[Track] = field(default_factory=list)
     truth: Trajectory | None = None
@@ -66,7 +69,7 @@ class Replay:
 
 
 def load_matcher(weights: str, device: str = "auto", grid: float | None = None) -> "Matcher":
-    """The matcher of a weights name; "fpfh" is one without a network. grid: metres, or the weights' own."""
+    """The matcher for a weights name; "fpfh" needs no network. grid: metres (None: that of the weights)."""
     if weights == "fpfh":
         from lepard_ros.evaluation.fpfh_matcher import FpfhMatcher
 
@@ -89,9 +92,9 @@ def replay_bag(
 ) -> Replay:
     """Track every n-th frame of a topic. ranges: metres from the sensor between which points are used.
 
-    listener: hears of every frame that was tracked, at once.
+    listener: called with every tracked frame.
     """
-    # The truth first: if it cannot be read, that is said before the work and not after it.
+    # Ground truth first: if it cannot be read, fail before the work and not after it.
     truth = bag.truth(next(bag.frames(topic)).frame_id, truth_topic)
     frames = tracked_frames(bag, topic, every, ranges, progress)
     replay = _track_all(frames, tracker, max(bag.frame_count(topic) // every // EXAMPLES, 1), listener)
@@ -102,7 +105,7 @@ def replay_bag(
 def tracked_frames(
     bag: Bag, topic: str, every: int, ranges: tuple[float, float], progress: bool = False
 ) -> Iterator[BagFrame]:
-    """Every n-th frame of a topic with the points between two ranges [m], and a bar that says how far it is."""
+    """Every n-th frame of a topic with the points between two ranges [m], with a progress bar."""
     total = -(-bag.frame_count(topic) // every)
     frames = (frame for index, frame in enumerate(bag.frames(topic)) if index % every == 0)
     for frame in tqdm(frames, total=total, desc="replay", unit="frame", disable=not progress):
@@ -110,18 +113,18 @@ def tracked_frames(
 
 
 def _as_the_node_crops(points: NDArray[np.float32], ranges: tuple[float, float]) -> NDArray[np.float32]:
-    """Thinned first where it is organised, so that a replay sees the very points that the node's tracker sees."""
+    """Downsample organised clouds first, so that a replay uses exactly the points of the node's tracker."""
     return crop_range(thinned(points, LIVE_POINTS) if points.ndim == 3 else points, *ranges)
 
 
 def _track_all(
     frames: Iterable[BagFrame], tracker: RigidTracker, example_every: int, listener: Listener | None
 ) -> Replay:
-    """Every frame through the tracker; the node's own guard says which are left out and where the input changed."""
+    """Track every frame; the node's own input guard rejects frames and detects changes of the input."""
     replay, guard = Replay(), InputGuard()
     for frame in frames:
         try:
-            # Without a frame no transform could be published, but there is none here; the bag's time is the clock.
+            # An empty frame_id is allowed, because nothing is published; the bag's time serves as the clock.
             change = guard.check(frame.stamp_ns, frame.frame_id or "sensor", frame.stamp_ns)
         except InputError:
             replay.left_out += 1
@@ -169,7 +172,7 @@ def _status_row(track: Track) -> list[object]:
 
 
 def error_of(replay: Replay) -> TrajectoryError | None:
-    """The error of the published poses, where there is a truth."""
+    """The error of the published poses, if there is ground truth."""
     if replay.truth is None or len(replay.published()) < 3:
         return None
     return compare(replay.published(), replay.truth)
@@ -195,7 +198,7 @@ def figures(replay: Replay, tracker: RigidTracker) -> dict[str, float | None]:
 
 
 def summary(replay: Replay, tracker: RigidTracker) -> str:
-    """A few lines that say how it went."""
+    """A short summary."""
     tracks = replay.tracks
     counts = {state: sum(track.state is state for track in tracks) for state in TrackingState}
     states = ", ".join(f"{state.name} {count}" for state, count in counts.items() if count)
@@ -207,7 +210,7 @@ def summary(replay: Replay, tracker: RigidTracker) -> str:
         f"CPU time      {replay.seconds / max(len(tracks), 1):.3f} s a frame",
     ]
     if replay.left_out:
-        lines.insert(1, f"left out      {replay.left_out}, which came twice or too late")
+        lines.insert(1, f"rejected      {replay.left_out} duplicate or late frames")
     error = error_of(replay)
     return "\n".join(lines + (_error_lines(replay, tracker, error) if error else [_no_error_line(replay)]))
 

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Work through a list in several processes or on a cluster, every result one line of JSON: a run can be resumed."""
+"""Process a list of items in several processes or on a cluster; each result is one line of JSON, so runs can resume."""
 
 import json
 import os
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 
 def read_log(log: Path | None) -> list[Record]:
-    """The lines of a log. A last line cut off by an interrupted run is dropped: its work is done again."""
+    """The lines of a log. An incomplete last line of an interrupted run is dropped and recomputed."""
     if log is None or not log.exists():
         return []
     lines = log.read_text(encoding="utf-8").split("\n")
@@ -37,7 +37,7 @@ def read_log(log: Path | None) -> list[Record]:
         except json.JSONDecodeError as error:
             if number == len(lines) - 1:
                 break
-            raise InputError(f"line {number + 1} of {log} is not JSON; move it away to start over.") from error
+            raise InputError(f"line {number + 1} of {log} is not JSON; move the file away to start over.") from error
     return records
 
 
@@ -75,9 +75,9 @@ def run_parallel(
 ) -> Iterator[Result]:
     """The results of `items` as they are finished, from this process, from several, or from a Dask cluster.
 
-    start: prepares each process, with small arguments. cluster: address of a Dask scheduler; a task whose worker dies
-    is given to another one, and every item is yielded once. One thread per process: items run side by side, and a time
-    per item means the same for every method.
+    start: prepares each process, with small arguments. cluster: address of a Dask scheduler; a task of a dead worker
+    goes to another one, and every item is yielded once. One thread per process: items run in parallel, and times per
+    item are comparable between methods.
     """
     os.environ.update(dict.fromkeys(VARIABLES, "1"))  # inherited by the processes below
     if cluster is None and (jobs <= 1 or len(items) < 2):
@@ -93,7 +93,7 @@ def run_parallel(
         except BrokenProcessPool as error:
             raise InputError("a worker process was killed (out of memory?): run again with fewer --jobs.") from error
         finally:
-            for future in futures:  # an interrupted run must not wait for the rest
+            for future in futures:  # do not wait for the rest of an interrupted run
                 future.cancel()
 
 
@@ -144,7 +144,7 @@ def _single_threaded() -> None:
 
 
 def with_progress(records: Iterable[Record], total: int, shown: bool) -> Iterable[Record]:
-    """The records with a bar that estimates the time left, when there is any work."""
+    """Iterate over the records with a progress bar, if there is any work."""
     if not shown or total == 0:
         return records
     from tqdm import tqdm

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""How much processor time each stage of a network takes on this machine."""
+"""CPU time of each stage of a network on this machine."""
 
 import time
 from typing import Any
@@ -13,7 +13,7 @@ from lepard_ros.network.lepard import Lepard, split_pairs
 
 
 def stage_times(network: Lepard, points: int = 307_200, repeats: int = 3) -> dict[str, float]:
-    """Median CPU seconds of each stage for a made-up pair of depth-camera clouds of `points` points."""
+    """Median CPU seconds of each stage for a synthetic pair of depth-camera clouds with `points` points."""
     config = network.config
     rng = np.random.default_rng(0)
     x, y = rng.uniform(-1.5, 1.5, (2, points)).astype(np.float32)

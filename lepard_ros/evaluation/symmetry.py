@@ -1,10 +1,10 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Which matches land on the mirrored limb: a body's own left and right, found without labels.
+"""Detection of matches on the mirrored limb, from the intrinsic symmetry of a body, without labels.
 
-The body of a pair is its target and its whole source, put where it truly went. A mirror keeps distances along the
-surface, however the body is bent. So the tips of limbs (the ends farthest from everything else) are paired such that
-all distances between them are kept, and every other point goes to the point that lies the same way from the paired
-tips. A body seen from one side, or one whose parts touch, shows no such map: then nothing is said about the pair.
+The body of a pair is its target together with its whole source at its true position. Mirroring preserves geodesic
+distances, in any pose. The tips of limbs (the points farthest from everything else) are therefore paired so that all
+distances between them are preserved, and every other point maps to the point at the same distances from the paired
+tips. A body seen from one side, or one whose parts touch, has no such map: the pair is then not counted.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,29 +18,29 @@ from scipy.spatial import cKDTree
 from lepard_ros.geometry.arrays import FloatArray, IntArray
 from lepard_ros.registration.deformable.graph import GraphSettings, build_graph
 
-Swap = list[tuple[int, int]]  # tips and what they become; a tip on the middle becomes itself
+Swap = list[tuple[int, int]]  # tips and their images; a tip on the symmetry plane is its own image
 
 SURFACE = GraphSettings(coverage=0.0215, edges=10)  # nodes about 3 cm apart
-BRIDGE = 0.12  # metres: a part that the camera saw cut off by no more than this still belongs to the body
-MIN_PLACES, MAX_PLACES = 100, 2000  # about 3 cm apart: more than that is a room rather than a body
+BRIDGE = 0.12  # metres: parts with at most this gap still belong to the body
+MIN_PLACES, MAX_PLACES = 100, 2000  # points about 3 cm apart: more would be a room rather than a body
 MAX_TIPS = 8
-TIP_RADIUS = 0.12  # of the body's size: within it a tip has no other beside it
-TIP_TOLERANCE = 0.04  # of the body's size: by how much the distances between tips may change in the mirror, on average
-SIGNATURE_RADII = (0.06, 0.12, 0.25)  # of the body's size: discs along the surface whose areas tell places apart
+TIP_RADIUS = 0.12  # of the body's size: minimum distance between tips
+TIP_TOLERANCE = 0.04  # of the body's size: maximum mean change of the distances between tips under mirroring
+SIGNATURE_RADII = (0.06, 0.12, 0.25)  # of the body's size: radii of geodesic discs whose areas describe a point
 SIGNATURE_WEIGHT = 0.05  # of the body's size, for one standard deviation
-LANDMARKS, REFINEMENTS = 40, 2  # points that take the place of the tips, and how often
+LANDMARKS, REFINEMENTS = 40, 2  # points that replace the tips in the refinement, and number of refinements
 TRIED = 20  # swaps of tips that are extended to all points
-AWAY = 0.3  # metres along the surface: nearer to its own image a point is on the middle, neither left nor right
-NEAR = 0.15  # metres, a little over a limb's width: a match this near to its mirror image is on the mirrored limb
-WRONG = 0.04  # metres: a match within this of the truth is right, wherever its mirror image is
+AWAY = 0.3  # metres, geodesic: a point closer to its own image is central, neither left nor right
+NEAR = 0.15  # metres, slightly more than the width of a limb: a match this close to its mirror image is mirrored
+WRONG = 0.04  # metres: a match with a smaller error is correct, wherever its mirror image is
 
 
 class Limits(NamedTuple):
-    """When a map counts as the body's mirror. Lengths are shares of the body's size, its longest way.
+    """When a map is accepted as the mirror map. Lengths are shares of the body's size, its largest geodesic distance.
 
-    distortion: of nine tenths of all distances, at most. fold: half of the points come back at least so near when
-    mirrored twice. likeness: correlation of the surroundings of a point and of its image, at least. moved: share of
-    points that are not on the middle, at least.
+    distortion: maximum, 90th percentile over all distances. fold: maximum median distance of a point from itself after
+    mirroring twice. likeness: minimum correlation of the surroundings of a point and its image. moved: minimum share of
+    points that are not central.
     """
 
     distortion: float = 0.05
@@ -50,7 +50,7 @@ class Limits(NamedTuple):
 
 
 class Mirror(NamedTuple):
-    """A body's points (n, 3), what they are in the mirror (n, 3), and the way there along the surface (n,); metres."""
+    """A body's points (n, 3), their mirror images (n, 3), and the geodesic distance between both (n,); metres."""
 
     places: FloatArray
     images: FloatArray
@@ -58,18 +58,18 @@ class Mirror(NamedTuple):
 
 
 class MirrorCount(NamedTuple):
-    """mirrored: matches on the mirrored limb. by_chance: how many would be, did the wrong ones land anywhere."""
+    """mirrored: matches on the mirrored limb. by_chance: the expected number if wrong matches were random."""
 
     mirrored: int
     by_chance: float
 
 
 def count_mirrored(mirror: Mirror, truth: FloatArray, landed: FloatArray, target: FloatArray) -> MirrorCount:
-    """Count the matches that belong at truth (M, 3), landed at (M, 3), and should have done so on the other side.
+    """Count the matches at landed (M, 3), with true positions truth (M, 3), that lie on the mirrored side.
 
-    A match counts if it is wrong, landed within 0.15 m of its mirror image and nearer to that than to the truth, and
-    the way between the two along the surface is over 0.3 m. target: (T, 3), where wrong matches may land: the share of
-    it around the mirror image is what chance gives.
+    A match counts if it is wrong, lies within 0.15 m of its mirror image and closer to that than to the true position,
+    and the geodesic distance between the two exceeds 0.3 m. target: (T, 3), possible positions of wrong matches: the
+    share around the mirror image gives the chance level.
     """
     if len(truth) == 0:
         return MirrorCount(0, 0.0)
@@ -82,7 +82,7 @@ def count_mirrored(mirror: Mirror, truth: FloatArray, landed: FloatArray, target
 
 
 def find_mirror(body: FloatArray, limits: Limits | None = None) -> Mirror | None:
-    """The mirror map of a body (N, 3), metres, or None where its two sides are not alike enough to say."""
+    """The mirror map of a body (N, 3), metres, or None if its two sides are not similar enough."""
     limits = limits or Limits()
     places, distance = _distances(body)
     if not MIN_PLACES <= len(places) <= MAX_PLACES:
@@ -97,7 +97,7 @@ def find_mirror(body: FloatArray, limits: Limits | None = None) -> Mirror | None
 
 
 def _distances(body: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Even points (n, 3) of the body's largest part, and the ways between them along the surface (n, n)."""
+    """Evenly spaced points (n, 3) of the body's largest part, and their geodesic distances (n, n)."""
     graph = build_graph(body, SURFACE)
     edges = _bridged(graph.nodes, graph.edges)
     length = np.linalg.norm(graph.nodes[edges[:, 0]] - graph.nodes[edges[:, 1]], axis=1)
@@ -108,7 +108,7 @@ def _distances(body: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def _bridged(nodes: FloatArray, edges: IntArray) -> IntArray:
-    """The edges, and the shortest step from the largest part to the next, again and again while it is short enough."""
+    """The edges, plus the shortest bridges from the largest part to the next ones, while they are short enough."""
     while True:
         links = sparse.coo_matrix((np.ones(len(edges)), tuple(edges.T)), shape=(len(nodes),) * 2)
         part = connected_components(links, directed=False)[1]
@@ -124,7 +124,7 @@ def _bridged(nodes: FloatArray, edges: IntArray) -> IntArray:
 
 
 def _signature(distance: FloatArray) -> FloatArray:
-    """(n, 4) what the mirror keeps at each point: areas of discs around it and its mean distance, standardised."""
+    """Mirror-invariant signature (n, 4) of each point: areas of discs around it and its mean distance, standardised."""
     size = distance.max()
     columns = [(distance < radius * size).mean(axis=1) for radius in SIGNATURE_RADII]
     values = np.log(np.stack([*columns, distance.mean(axis=1)], axis=1))
@@ -139,12 +139,12 @@ def _tips(distance: FloatArray) -> list[int]:
 
 
 def _tip_swaps(distance: FloatArray, tips: Sequence[int]) -> list[Swap]:
-    """Swaps of tips that keep their distances, those with most pairs first, then with most tips, then the truest."""
+    """Swaps of tips that preserve distances: most pairs first, then most tips, then smallest distortion."""
     ranked = []
     for swap in _partial_swaps(tips):
         fixed = sum(tip == other for tip, other in swap)
         pairs = (len(swap) - fixed) // 2
-        # Left and right leave the head, or a tail, where it is; front and rear of an animal, or a sheet's ends, do not.
+        # A left-right swap keeps the head or a tail; swaps of front and rear, or of a sheet's ends, do not.
         if pairs == 0 or fixed == 0:
             continue
         before, after = zip(*swap, strict=True)
@@ -155,7 +155,7 @@ def _tip_swaps(distance: FloatArray, tips: Sequence[int]) -> list[Swap]:
 
 
 def _partial_swaps(tips: Sequence[int]) -> Iterator[Swap]:
-    """Every way to pair some of the tips, keep some and leave the others out (the camera may not have seen a foot)."""
+    """All ways to pair some tips, keep some and omit the others (the camera may not have seen a foot)."""
     if not tips:
         yield []
         return
@@ -169,7 +169,7 @@ def _partial_swaps(tips: Sequence[int]) -> Iterator[Swap]:
 
 
 def _extend(distance: FloatArray, signature: FloatArray, swap: Swap) -> IntArray:
-    """(n,) each point's image: as far from the swapped tips as the point is from the tips, in like surroundings."""
+    """Image (n,) of each point: the same distances from the swapped tips, with similar surroundings."""
     before, after = (list(tips) for tips in zip(*swap, strict=True))
     surroundings = SIGNATURE_WEIGHT * distance.max() * signature
     from_after = np.concatenate([distance[:, after], surroundings], axis=1)
@@ -178,7 +178,7 @@ def _extend(distance: FloatArray, signature: FloatArray, swap: Swap) -> IntArray
 
 
 def _refine(distance: FloatArray, signature: FloatArray, image: IntArray) -> IntArray:
-    """The same with many points and their images in place of the few tips; those that do not fold back are left out."""
+    """The same with many points instead of the tips; points that do not map back to themselves are omitted."""
     every = np.arange(len(image))
     for _ in range(REFINEMENTS):
         steady = every[distance[every, image[image]] <= 0.05 * distance.max()]
@@ -190,7 +190,7 @@ def _refine(distance: FloatArray, signature: FloatArray, image: IntArray) -> Int
 
 
 def _quality(distance: FloatArray, signature: FloatArray, image: IntArray, limits: Limits) -> float:
-    """0 for a map that is no mirror; else more the more it moves (arms and legs rather than arms alone) and keeps."""
+    """Score of a map: 0 if it is not a mirror map; higher if it moves more points and preserves distances better."""
     size, every = distance.max(), np.arange(len(image))
     distortion = float(np.quantile(np.abs(distance[np.ix_(image, image)] - distance), 0.9)) / size
     moved = distance[every, image] > 0.1 * size

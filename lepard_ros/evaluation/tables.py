@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Records of pairs summed up per method, and the table a person reads."""
+"""Summaries of the records per method, and the printed table."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,7 +34,7 @@ def is_success(record: Record) -> bool:
 
 
 def summarise(records: Sequence[Record], bands: Sequence[tuple[float, float]] = BANDS) -> Summary:
-    """One method's records summed up: shares in [0, 1], degrees, metres, seconds; intervals as (mean, low, high)."""
+    """Summary of one method's records: shares in [0, 1], degrees, metres, seconds; intervals as (mean, low, high)."""
     success = [is_success(record) for record in records]
     accepted = [bool(record["accepted"]) for record in records]
     solved = [record for record, good in zip(records, success, strict=True) if good]
@@ -120,7 +120,7 @@ def by_method(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def summarise_all(set_name: str, records: Sequence[Record]) -> dict[str, Summary]:
-    """Every method's summary, with ours compared pair by pair with the best of the others."""
+    """The summary of every method, with a paired comparison of ours with the best of the others."""
     bands = TUM_BANDS if set_name == "tum" else BANDS
     grouped = by_method(records)
     summaries = {name: summarise(own, bands) for name, own in grouped.items()}
@@ -180,7 +180,7 @@ def interval(values: Any) -> str:
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as a Markdown table with even columns, so that the terminal's text can be pasted into a page."""
+    """Rows as a Markdown table with aligned columns, for the terminal and for documents."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows

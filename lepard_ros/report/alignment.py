@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""One alignment of two clouds as text for a person and as JSON for a program."""
+"""One alignment of two clouds as text and as JSON."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def rigid_text(result: Registration) -> str:
-    """A registration as lines for a person."""
-    count = f"{int(result.inliers.sum())} of {len(result.inliers)} matches agree"
+    """A registration as text."""
+    count = f"{int(result.inliers.sum())} of {len(result.inliers)} matches are inliers"
     if result.transform is None:
         return f"refused: {result.status.value} ({count})."
     matrix = "\n".join("  " + " ".join(f"{value:10.6f}" for value in row) for row in result.transform)
@@ -23,13 +23,13 @@ def rigid_text(result: Registration) -> str:
     if result.covariance is not None:
         spread = np.sqrt(np.diag(result.covariance))
         turn = np.degrees(spread[3:]).max()
-        lines.append(f"standard deviation: at most {100 * spread[:3].max():.2f} cm and {turn:.2f} degrees an axis.")
+        lines.append(f"standard deviation: at most {100 * spread[:3].max():.2f} cm and {turn:.2f} degrees per axis.")
     return "\n".join([*lines, _time_text(result.seconds)])
 
 
 def deformable_text(warp: "Warp", matches: Matches) -> str:
-    """A warp as lines for a person."""
-    count = f"{int(warp.match_inliers.sum())} of {len(matches.source)} matches agree"
+    """A warp as text."""
+    count = f"{int(warp.match_inliers.sum())} of {len(matches.source)} matches are inliers"
     if not warp.ok:
         return f"refused: {warp.status.value} ({count})."
     surface = f"overlap {100 * warp.overlap:.0f} %, residual {100 * warp.residual:.1f} cm"
@@ -41,7 +41,7 @@ def _time_text(seconds: dict[str, float]) -> str:
 
 
 def rigid_json(result: Registration) -> dict[str, Any]:
-    """A registration as plain JSON values; what is not known is null."""
+    """A registration as plain JSON values; unknown values are null."""
     return {
         "mode": "rigid",
         "status": result.status.name,

@@ -74,7 +74,7 @@ def matches_figure(
 
 
 def _share_right(inliers: NDArray[np.bool_]) -> str:
-    """How many matches are right, and how many of each kind are drawn, which says nothing about their share."""
+    """Number of correct matches, and number drawn of each kind (not proportional)."""
     right, wrong = int(inliers.sum()), int((~inliers).sum())
     if not len(inliers):
         return "no matches"
@@ -144,7 +144,7 @@ def deformation_figure(
 def features_figure(
     first: "EncodedCloud", second: "EncodedCloud", transform: FloatArray | None = None, title: str = ""
 ) -> "Figure":
-    """Both clouds coloured by their features: alike where the network sees the same thing."""
+    """Both clouds coloured by their features: similar colours mean similar features."""
     colours = feature_colours(first, second)
     view = sensor_view()
     pose = np.eye(4) if transform is None else transform

@@ -68,7 +68,7 @@ def _add_curves(page: Page, set_name: str, grouped: dict[str, list[Record]]) -> 
 
 
 def _add_honesty(page: Page, grouped: dict[str, list[Record]], summaries: dict[str, Any]) -> None:
-    """Why pairs were refused, and whether confidences and covariances mean what they say."""
+    """Why pairs were refused, and the calibration of confidences and covariances."""
     page.heading("Honesty")
     counts = {name: {key.upper(): n for key, n in s["statuses"].items()} for name, s in summaries.items()}
     statuses = sorted({status for own in counts.values() for status in own}, key=lambda s: (s != "OK", s))
@@ -121,7 +121,7 @@ def _pair_figure(source: PairSource, pair: RigidPair, record: Record, method: An
 def _feature_figure(source: PairSource, pair: RigidPair, method: LepardMethod) -> tuple["Figure", str]:
     """Both clouds in the colours of their features."""
     first, second = (method.matcher.encode(source.cloud(key)) for key in (pair.source, pair.target))
-    caption = f"{pair.name}: the three main axes of the network's features as colours; alike where they see the same."
+    caption = f"{pair.name}: the three main axes of the network's features as colours; similar where features agree."
     return cloud_pictures.features_figure(first, second, pair.truth), caption
 
 

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""What all pictures share: colours, figures that need no screen, and how they are written."""
+"""Common parts of all pictures: colours, figures without a screen, writing files."""
 
 import io
 from pathlib import Path

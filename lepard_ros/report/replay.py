@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""What a replayed bag leaves behind: its files, and one page with pictures."""
+"""The output of a replayed bag: its files, and one page with pictures."""
 
 import errno
 import os
@@ -92,13 +92,13 @@ def draw_replay(replay: Replay, map_points: FloatArray, error: TrajectoryError |
     """All pictures of a replay."""
     plt = pyplot()
     drawn = [
-        Picture("path.png", _draw_path(plt, replay, error), "The path of the sensor, and the true one if it is known."),
+        Picture("path.png", _draw_path(plt, replay, error), "The path of the sensor, and the true path if known."),
         Picture("frames.png", _draw_frames(plt, replay, error), "Error, agreement and state of every frame."),
     ]
     if len(map_points):
         drawn.append(Picture("map.png", _draw_map(plt, replay, map_points), "The map, and the path in it."))
     for number, example in enumerate(replay.examples):
-        caption = f"Frame at {example.stamp - replay.tracks[0].stamp:.1f} s: matches that agree blue, others red."
+        caption = f"Frame at {example.stamp - replay.tracks[0].stamp:.1f} s: inliers blue, outliers red."
         drawn.append(Picture(f"pair_{number}.png", _draw_pair(plt, example), caption))
     for picture in drawn:
         plt.close(picture.figure)  # pyplot would keep it; it can still be saved
@@ -141,7 +141,7 @@ def _draw_path(plt: Any, replay: Replay, error: TrajectoryError | None) -> Any:
 
 
 def _plot_unbroken(axis: Any, points: FloatArray, stamps: NDArray[np.float64], label: str, colour: str = BLUE) -> None:
-    """A line that stops where poses are missing, so that it does not claim what was not seen."""
+    """A line with gaps where poses are missing."""
     steps = np.diff(stamps)
     gaps = np.flatnonzero(steps > 1.5 * np.median(steps)) + 1 if len(steps) else np.zeros(0, dtype=np.int64)
     for part, piece in enumerate(np.split(points, gaps)):
@@ -226,7 +226,7 @@ def _draw_map(plt: Any, replay: Replay, points: FloatArray) -> Any:
 
 
 def _up(points: FloatArray) -> NDArray[np.float64]:
-    """The vertical: across the largest plane of the map (a floor or a table), towards the camera that began it.
+    """The vertical: normal of the largest plane of the map (a floor or a table), towards the first camera.
 
     Without gravity in the data this is the best guess; the first camera of a map looks along z, with y downwards.
     """

@@ -137,7 +137,7 @@ def test_a_truncated_bag_is_refused_after_its_last_whole_frame(tmp_path: Path, s
 def test_a_bag_without_its_index_file_is_refused(tmp_path: Path, content: bytes) -> None:
     write_room(tmp_path / "bag")
     (tmp_path / "bag" / "metadata.yaml").write_bytes(content)
-    with pytest.raises(InputError, match="not a whole bag"), open_bag(tmp_path / "bag"):
+    with pytest.raises(InputError, match="not a complete bag"), open_bag(tmp_path / "bag"):
         pass
 
 

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Headers of PLY and PCD files, checked against what follows them before Open3D, which trusts them, reads the file."""
+"""Checks the headers of PLY and PCD files against their data, because Open3D trusts them."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -104,5 +104,5 @@ def _header_lines(start: bytes, last: bytes) -> tuple[list[list[str]], int]:
 def _number(word: str, limit: int = 2**40) -> int:
     """A whole number from 0 to `most`; int() alone would take signs, underscores and other digits."""
     if not (word.isascii() and word.isdigit()) or len(word) > 20 or int(word) > limit:
-        raise ValueError(f"{word!r} is not a number that makes sense there")
+        raise ValueError(f"{word!r} is not a valid number there")
     return int(word)

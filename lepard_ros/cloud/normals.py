@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Surface normals from neighbours, turned towards where the sensor stood."""
+"""Surface normals from neighbours, facing the viewpoint of the sensor."""
 
 import math
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-UNKNOWN = "unknown"  # a viewpoint that nobody knows
+UNKNOWN = "unknown"  # an unknown viewpoint
 # Where it is sought: so many places along each axis of the bounding box widened by a share of its longest side.
 PLACES, WIDENED = 7, 0.25
 VIEW_POINTS = 1200  # points of a cloud that are sampled
@@ -49,8 +49,8 @@ def orient(normals: Tensor, points: Tensor, viewpoint: Tensor) -> Tensor:
 def likely_viewpoint(points: Tensor, normals: Tensor) -> Tensor:
     """A place (3,) from which a cloud (N, 3) may have been seen, given its normals (N, 3) of either sign.
 
-    Of many places, the one that sees most points unhidden and most surfaces face on. Normals turned to it are
-    consistent with each other; whether a thin sheet was seen from its front or its back nobody can say.
+    Of many candidates, the one that sees the most points unoccluded and the most surfaces face on. Normals facing it
+    are consistent with each other; the side of a thin sheet remains ambiguous.
     """
     stride = max(1, len(points) // VIEW_POINTS)
     points, normals = points[::stride], normals[::stride]

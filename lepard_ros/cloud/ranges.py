@@ -1,10 +1,10 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Which points of a sensor are used: by their distance to it, and no more of them than needed."""
+"""Selection of a sensor's points: by range, and downsampled to a useful number."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Metres. Nearer a depth camera sees nothing, farther it guesses; the node and the replay both begin with these.
+# Metres. A depth camera is blind below and unreliable beyond; defaults of the node and the replay.
 NEAREST = 0.2
 FARTHEST = 6.0
 # More points than this add time and no accuracy: of 640 x 480 every second row and column is kept.
@@ -28,7 +28,7 @@ def crop_range(points: NDArray[np.float32], nearest: float, farthest: float) -> 
 def thinned(points: NDArray[np.float32], max_points: int) -> NDArray[np.float32]:
     """Every n-th row and column of an organised cloud (H, W, 3), or every n-th point (N, 3): about `max_points` remain.
 
-    A view, no copy. What is not finite does not count: a small thing in a wide image keeps all its points.
+    A view, not a copy. Points that are not finite do not count: a small object in a wide image keeps all its points.
     """
     axes = points.ndim - 1
     probes = points[(slice(None, None, PROBE),) * axes]

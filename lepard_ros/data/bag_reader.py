@@ -204,9 +204,9 @@ class Bag:
 def open_bag(path: Path) -> Iterator[Bag]:
     """Open a bag: a rosbag2 directory, one .mcap or .db3 file of it, or a ROS 1 .bag."""
     if not path.exists():
-        raise InputError(f"{path} does not exist; name a rosbag2 directory, an .mcap, a .db3 or a .bag file.")
+        raise InputError(f"{path} does not exist; give a rosbag2 directory, an .mcap, a .db3 or a .bag file.")
     if path.is_dir() and not (path / "metadata.yaml").is_file():
-        raise InputError(f"{path} is no rosbag2, it has no metadata.yaml; it holds {files_found(path)}.")
+        raise InputError(f"{path} is not a rosbag2: it has no metadata.yaml; it holds {files_found(path)}.")
     rosbags = import_rosbags()
     store = rosbags.typesys.get_typestore(rosbags.typesys.Stores.ROS2_JAZZY)
     with _damage_named(path):
@@ -220,9 +220,9 @@ def open_bag(path: Path) -> Iterator[Bag]:
 
 @contextmanager
 def _damage_named(path: Path) -> Iterator[None]:
-    """Turn what a storage reader raises on a damaged file into one sentence.
+    """Convert any exception of a storage reader on a damaged file to InputError.
 
-    Anything: its parsers do not check what they read, and a bag brings the definitions of its types along.
+    The parsers do not validate their input, and a bag contains its own type definitions.
     """
     try:
         yield
@@ -231,7 +231,7 @@ def _damage_named(path: Path) -> Iterator[None]:
     except Exception as error:
         reason = str(error).rstrip(". ") or type(error).__name__
         raise InputError(
-            f"{path} is not a whole bag: {reason}. Found: {files_found(path)}. Record it again."
+            f"{path} is not a complete bag: {reason}. Found: {files_found(path)}. Record it again."
         ) from error
 
 

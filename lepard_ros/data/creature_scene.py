@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Several clouds of one bending thing, at several moments and from all around, with where every point goes."""
+"""Several clouds of one deforming object, in several poses and from all sides, with the motion of every point."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +45,7 @@ class CreatureScene:
 
 
 def save_scene(path: Path, scene: CreatureScene) -> None:
-    """Write a scene so that a reader never sees half of it."""
+    """Write a scene atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".part")
     with draft.open("wb") as file:
@@ -54,7 +54,7 @@ def save_scene(path: Path, scene: CreatureScene) -> None:
 
 
 def load_scene(path: Path) -> CreatureScene:
-    """Read a scene; InputError for a file that is none."""
+    """Read a scene; raises InputError for an invalid file."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             scene = CreatureScene(**{name: arrays[name] for name in FIELDS})

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""A copy of a rosbag2 with further topics beside its own."""
+"""A copy of a rosbag2 with additional topics."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from lepard_ros.errors import InputError
 
 
 class ExtendedBag:
-    """Messages of the source in their order, and between them those that are put in. Close it, or it has no index."""
+    """Copies the messages of a bag in order and inserts others. Close it, or the bag has no index."""
 
     def __init__(self, path: Path, source: Bag, definitions: Mapping[str, str], taken: str) -> None:
         """Open a new mcap bag. definitions: text of messages that no ROS distribution knows, by type name.

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Work spread over processes that end with the one that started them, or over the machines of a Dask cluster."""
+"""Parallel work in child processes that end with their parent, or on a Dask cluster."""
 
 import multiprocessing
 import os
@@ -19,7 +19,7 @@ _worker: dict[str, Callable[[Any], Any]] = {}  # what this worker process was st
 
 
 def map_in_processes(function: Callable[[Item], Result], items: Sequence[Item], processes: Workers) -> Iterator[Result]:
-    """The function's results in any order, made by so many processes; by this one if there is to be one only."""
+    """The function's results in any order, from several processes, or from this one if there is only one."""
     if isinstance(processes, str):
         yield from _map_on_cluster(function, items, processes)
         return

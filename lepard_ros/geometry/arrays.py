@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Names for what everything here passes around: arrays, and the source of random numbers."""
+"""Type aliases for arrays and random generators."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -176,7 +176,7 @@ def test_an_initial_pose_starts_a_search() -> None:
         hint = PoseWithCovarianceStamped(header=header(start, "map"))
         hint.pose.pose.orientation.w = 1.0
         publisher.publish(hint)
-        probe.until(lambda: "starts at the initial pose" in node.log())
+        probe.until(lambda: "around the initial pose" in node.log())
         states = [probe.track(cloud_at(1), start + step * STEP_NS).state for step in (4, 5, 6)]
         assert TrackingStatus.RELOCALISED in states
         assert set(states[: states.index(TrackingStatus.RELOCALISED)]) <= {TrackingStatus.LOST}
@@ -189,7 +189,7 @@ def test_a_second_publisher_of_the_same_transform_is_reported() -> None:
         start = time.time_ns()
         assert probe.track(cloud_at(0), start).state == TrackingStatus.OK
         probe.heard["diagnostics"].clear()
-        assert "Somebody else" not in probe.until(lambda: probe.diagnosis(": tracking")).message
+        assert "Another node" not in probe.until(lambda: probe.diagnosis(": tracking")).message
 
         def said() -> bool:
             rival = stamped_transform("map", SENSOR_FRAME, time.time_ns(), MOUNT)

@@ -309,6 +309,14 @@ def test_weights_without_chirality_begin_as_the_same_function_with_it() -> None:
         torch.testing.assert_close(after(stacked).confidence, before(stacked).confidence, atol=1e-5, rtol=1e-4)
 
 
+def turned_pyramid(pyramid: Pyramid) -> Pyramid:
+    """The same cloud in another frame: points and normals turned, neighbours as they were."""
+    turn = torch.linalg.qr(random(3, 3, seed=5))[0]
+    turn = turn * torch.linalg.det(turn).sign()
+    turned = {name: [values @ turn.T for values in getattr(pyramid, name)] for name in ("points", "normals")}
+    return replace(pyramid, **turned)
+
+
 def test_wider_bottlenecks_begin_as_the_same_function() -> None:
     before, after = network_of(TINY_OURS), network_of(replace(TINY_OURS, bottleneck=2))
     after.load_state_dict(grown(before.state_dict(), after.state_dict()))
@@ -316,6 +324,24 @@ def test_wider_bottlenecks_begin_as_the_same_function() -> None:
     with torch.no_grad():
         for old, new in zip(before.encode(pyramid), after.encode(pyramid), strict=True):
             torch.testing.assert_close(new, old, atol=1e-5, rtol=1e-4)
+
+
+def test_context_begins_as_the_same_function_and_is_invariant_to_rotation() -> None:
+    before, after = network_of(TINY_SMOOTH), network_of(replace(TINY_SMOOTH, context=2))
+    after.load_state_dict(grown(before.state_dict(), after.state_dict()))
+    clouds = pyramids(TINY_SMOOTH, 0, 1)
+    with torch.no_grad():
+        for old, new in zip(before.encode(clouds[0]), after.encode(clouds[0]), strict=True):
+            torch.testing.assert_close(new, old, atol=1e-5, rtol=1e-4)
+        assert after.backbone.context is not None
+        torch.nn.init.normal_(after.backbone.context.out.weight, std=0.1)
+        alone = [after.encode(cloud)[1] for cloud in clouds]
+        assert alone[0] is not None and alone[1] is not None
+        assert (alone[0] - old).abs().max() > 0.01  # it has something to say
+        together = after.encode(stack_pyramids(clouds))[1]
+        torch.testing.assert_close(together, torch.cat(alone), atol=1e-4, rtol=1e-3)
+        turned = turned_pyramid(clouds[0])
+        torch.testing.assert_close(after.encode(turned)[1], alone[0], atol=1e-3, rtol=1e-2)
 
 
 def test_a_smaller_network_is_not_grown() -> None:

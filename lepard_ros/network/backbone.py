@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from lepard_ros.cloud.pyramid import Pyramid
 from lepard_ros.errors import InputError
+from lepard_ros.network.attention import AttentionLayer, PairBias
 from lepard_ros.network.config import MATCH_LEVEL, LepardConfig
 from lepard_ros.network.convolution import CHUNK, make_convolution
 from lepard_ros.network.precision import at_least_float, is_traced
@@ -155,6 +156,33 @@ def interpolate(x: Tensor, index: Tensor, finer: Tensor, coarser: Tensor) -> Ten
     return F.embedding_bag(index, with_zero_row(x), per_sample_weights=share.to(x.dtype), mode="sum")
 
 
+class Context(nn.Module):
+    """What the coarse points of a cloud tell each other before the decoder goes on to its fine points.
+
+    Convolutions see a metre or two; a point of a plain wall is told apart by what stands further away. The bias of
+    distances and angles keeps the features invariant to rotation. It starts as zero.
+    """
+
+    def __init__(self, config: LepardConfig) -> None:
+        super().__init__()
+        dim, heads = config.feature_dim, config.heads
+        self.layers = nn.ModuleList(AttentionLayer(dim, heads) for _ in range(config.context))
+        # Without chirality: a mirrored sample differs in its convolutions only.
+        self.bias = PairBias(config.context, heads, config.coarse_grid)
+        self.out = nn.Linear(dim, config.width * 2**MATCH_LEVEL, bias=False)
+        nn.init.zeros_(self.out.weight)
+
+    def forward(self, coarse: Tensor, points: Tensor, normals: Tensor, lengths: list[int]) -> Tensor:
+        """coarse: (n, d) of stacked clouds; points, normals: (n, 3). Returns (n, width of the decoder there)."""
+        if len(lengths) > 1:
+            clouds = zip(*(values.split(lengths) for values in (coarse, points, normals)), strict=True)
+            return torch.cat([self(*cloud, [len(cloud[0])]) for cloud in clouds])
+        x = coarse[None]
+        for layer, bias in zip(self.layers, self.bias(points[None], normals[None]), strict=True):
+            x = layer(x, x, None, None, bias)
+        return self.out(x[0])
+
+
 class Backbone(nn.Module):
     """Encoder over the levels of the pyramid; decoder to the matched level, and to level 0 for fine features."""
 
@@ -186,6 +214,7 @@ class Backbone(nn.Module):
                 self.decoder_blocks[str(level)] = ResidualBlock(out, out, config, level, norm)
             channels = out
         self.coarse_out = nn.Linear(width * 2**MATCH_LEVEL, config.feature_dim)
+        self.context = Context(config) if config.context and config.fine_dim else None
         self.fine_out = nn.Linear(width, config.fine_dim) if config.fine_dim else None
 
     def forward(self, pyramid: Pyramid, relations: Relations | None = None) -> tuple[Tensor, Tensor | None]:
@@ -223,6 +252,8 @@ class Backbone(nn.Module):
                 x = self.decoder_blocks[name](x, same[level], lengths, lengths)
             if level == MATCH_LEVEL:
                 coarse = self.coarse_out(x)
+                if self.context is not None:
+                    x = x + self.context(coarse, pyramid.points[level], pyramid.normals[level], lengths)
         assert coarse is not None
         return coarse, self.fine_out(x) if self.fine_out is not None else None
 

@@ -13,7 +13,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "grid": (1e-4, 1e3), "conv_radius": (0.1, 100), "kernel_extent": (0.1, 100), "kernel_points": (1, 128),
     "width": (4, 1024), "feature_dim": (6, 2112), "heads": (1, 64), "voxel_size": (1e-6, 1e3),
     "temperature": (1e-6, 1e3), "sinkhorn_iterations": (0, 1000), "max_condition_number": (0, float("inf")),
-    "fine_dim": (0, 512), "confidence_threshold": (0, 1), "bottleneck": (1, 16),
+    "fine_dim": (0, 512), "confidence_threshold": (0, 1), "bottleneck": (1, 16), "context": (0, 8),
 }  # fmt: skip
 CHOICES = {
     "kernel": ("xyz", "invariant"),
@@ -48,6 +48,7 @@ class LepardConfig:
     width: int = 256  # first_feats_dim
     bottleneck: int = 4  # ratio of the width of a residual block to that of its convolution
     decoder: str = "nearest"  # "nearest": the published one; "smooth": interpolated, and convolved at every level
+    context: int = 0  # self attention layers of the decoder, through which fine features see the whole cloud
     normalisation: str = (
         "joint"  # "joint": over all stacked clouds; "cloud": each cloud alone, so that it can be cached
     )

@@ -17,13 +17,13 @@ COVERAGE_ARGS := $(if $(COVERAGE),--cov --cov-report=term,)
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint docs bench coverage fuzz soak lock clean
 
-help:  ## say what can be made
+help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || \
 	 sed -n 's/^\([a-z]*\):.*## /  make \1    /p' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.package  ## create .venv, install the pinned packages, build the messages
 
-demo: setup  ## track a synthesised sensor through the real node; pictures and report in demo_output/
+demo: setup  ## run the real node on a synthetic recording; pictures and report in demo_output/
 	@$(VENV)/bin/lepard demo
 
 test: setup  ## all tests, in two processes; WORKERS=0 for one, the fast ones first
@@ -39,11 +39,11 @@ docs: setup  ## the documentation site, in .build/docs/index.html; a warning is 
 	@$(RUN) -m sphinx -q -W --keep-going -b html -d .build/doctrees docs .build/docs
 	@echo "The site is .build/docs/index.html"
 
-bench: setup  ## time of network, node, registration and solver; DATA=folder of 3DMatch scenes for the network
+bench: setup  ## time network, node, registration and solver; DATA=folder of 3DMatch scenes for the network
 	@for script in "network.py $(if $(DATA),--data $(DATA),)" node.py "registration.py speed" nonrigid.py; do \
 	  echo "== bench/$$script"; $(RUN) bench/$$script || exit 1; done
 
-coverage:  ## all tests with the share of lines that they run
+coverage:  ## all tests, with line coverage
 	@$(MAKE) --no-print-directory test COVERAGE=1
 
 fuzz: setup  ## random input to decoders and readers; SECONDS=600 for longer
@@ -52,10 +52,10 @@ fuzz: setup  ## random input to decoders and readers; SECONDS=600 for longer
 soak: setup  ## replay at sensor rate; SECONDS=1800 for the whole half hour
 	@$(RUN) bench/soak.py --seconds $(SECONDS)
 
-lock: $(VENV)/.installed  ## choose the newest versions again and write requirements.lock
+lock: $(VENV)/.installed  ## update requirements.lock to the newest versions
 	@$(RUN) tools/lock.py
 
-clean:  ## remove what was built; the packages too
+clean:  ## remove all build products and .venv
 	@rm -rf $(VENV) .build build install log demo_output *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
 	  .coverage .coverage.*
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

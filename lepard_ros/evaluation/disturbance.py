@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The same pairs at another scale, or in a frame that is not the sensor's: does the matcher care?"""
+"""Robustness to scale and frame: the same pairs at another scale, or in a frame other than the sensor's."""
 
 import re
 import time
@@ -23,7 +23,7 @@ NAME = re.compile(r"^(?P<method>.*?)(\+x(?P<scale>\d+(\.\d+)?))?(?P<moved>\+move
 
 @dataclass(frozen=True)
 class Disturbance:
-    """scale: factor on both clouds. moved: the source is turned and shifted, and its viewpoint is not told."""
+    """scale: factor on both clouds. moved: the source is rotated and shifted, and its viewpoint is unknown."""
 
     scale: float = 1.0
     moved: bool = False
@@ -46,7 +46,7 @@ def split_disturbance(name: str) -> tuple[str, Disturbance]:
 
 
 class DisturbedMethod:
-    """`Matcher.register` on disturbed clouds; the result is brought back, so that the truth of the pair applies."""
+    """`Matcher.register` on disturbed clouds; the result is transformed back, so that the ground truth applies."""
 
     def __init__(self, matcher: "Matcher", disturbance: Disturbance) -> None:
         self.matcher, self.disturbance = matcher, disturbance
@@ -73,7 +73,7 @@ class DisturbedMethod:
 
 
 def random_placement(*seed: int) -> FloatArray:
-    """A motion (4, 4) by any turn and up to MAX_SHIFT metres, the same for the same numbers."""
+    """A random motion (4, 4): any rotation, translation up to MAX_SHIFT metres; deterministic for a seed."""
     rng = np.random.default_rng(seed)
     placed = np.eye(4)
     placed[:3, :3] = Rotation.random(random_state=rng).as_matrix()

@@ -1,8 +1,8 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Muon: momentum whose matrices are made orthogonal, so that rare directions learn as fast as common ones.
+"""Muon: momentum with orthogonalised matrices, so that rare directions learn as fast as common ones.
 
-After Jordan et al. (2024), with the step size of AdamW's root mean square (Liu et al., 2025): a learning rate of AdamW
-can be kept. Vectors, scalars and thin matrices are left to AdamW.
+After Jordan et al. (2024), with steps scaled to the RMS of AdamW (Liu et al., 2025), so that a learning rate
+tuned for AdamW can be kept. AdamW trains vectors, scalars and thin matrices.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 MOMENTUM = 0.95
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # of Jordan et al.: singular values end between 0.7 and 1.2
 ITERATIONS = 5
-ADAMW_RMS = 0.2  # root mean square of a step of AdamW, over its rate
-MIN_SIDE = 8  # matrices that are thinner are left to AdamW
+ADAMW_RMS = 0.2  # RMS of a step of AdamW, divided by its rate
+MIN_SIDE = 8  # AdamW trains thinner matrices
 
 
 def is_matrix(parameter: Tensor) -> bool:
@@ -24,12 +24,12 @@ def is_matrix(parameter: Tensor) -> bool:
 
 
 def as_matrix(values: Tensor) -> Tensor:
-    """A parameter as the one linear map that it is, (inputs, outputs) or (outputs, inputs)."""
+    """A parameter as one matrix, (inputs, outputs) or (outputs, inputs)."""
     return values if values.ndim == 2 else values.flatten(0, 1)
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """Nearly the orthogonal matrix that is nearest to (a, b): its singular vectors with values of about one."""
+    """Approximation of the nearest orthogonal matrix to (a, b): its singular values become about one."""
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     x = wide / wide.norm().clamp_min(1e-12)
     first, second, third = NEWTON_SCHULZ
@@ -40,7 +40,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for matrices, AdamW for everything else, at one rate and one decay."""
+    """Muon for matrices, AdamW for all other parameters, with the same rate and decay."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float = 1e-3, weight_decay: float = 1e-4) -> None:
         """lr: as for AdamW."""
@@ -51,7 +51,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step by the gradients that are there."""
+        """One step with the current gradients."""
         loss = None if closure is None else closure()
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -63,7 +63,7 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _move(self, parameter: Tensor, gradient: Tensor, rate: float, decay: float) -> None:
-        """One parameter: momentum with a look ahead (Nesterov), made orthogonal."""
+        """Update one parameter: Nesterov momentum, orthogonalised."""
         momentum = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
         momentum.lerp_(gradient, 1 - MOMENTUM)
         direction = as_matrix(gradient.lerp(momentum, MOMENTUM))
@@ -72,17 +72,17 @@ class Muon(torch.optim.Optimizer):
         parameter.add_(orthogonal(direction).reshape(parameter.shape), alpha=-rate * size)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients of both parts."""
+        """Clear the gradients of both parts."""
         super().zero_grad(set_to_none)
         if self.rest is not None:
             self.rest.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Both parts' state."""
+        """State of both parts."""
         return {"muon": super().state_dict(), "rest": None if self.rest is None else self.rest.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from `state_dict`."""
+        """Restore the state of both parts."""
         super().load_state_dict(state_dict["muon"])
         if self.rest is not None:
             self.rest.load_state_dict(state_dict["rest"])

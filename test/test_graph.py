@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.spatial import cKDTree
 
 from lepard_ros.errors import InputError
-from lepard_ros.registration.deformable.graph import GraphSettings, build_graph, clusters
+from lepard_ros.registration.deformable.graph import GraphSettings, _each_once, build_graph, clusters
 
 
 def plane(width: float, height: float, spacing: float = 0.005) -> np.ndarray:
@@ -133,6 +133,12 @@ def test_kept_nodes_stay_first_and_new_surface_gets_new_nodes() -> None:
     assert len(grown.nodes) > len(old.nodes)
     assert (grown.nodes[len(old.nodes) :, 0] > 0.27).all()
     assert grown.skin(plane(0.4, 0.3)).covered.all()
+
+
+def test_links_are_made_once_for_each_pair_whichever_way_it_is_named() -> None:
+    pairs = np.array([[3, 1], [1, 3], [0, 2], [1, 3], [2, 1]])
+    np.testing.assert_array_equal(_each_once(pairs, 4), [[0, 2], [1, 2], [1, 3]])
+    assert _each_once(np.zeros((0, 2), dtype=np.int64), 4).shape == (0, 2)
 
 
 def test_the_same_surface_again_needs_no_new_nodes() -> None:

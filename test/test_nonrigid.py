@@ -16,7 +16,13 @@ from lepard_ros.registration.deformable.block_pcg import BlockConjugateGradients
 from lepard_ros.registration.deformable.fit import NonrigidSettings, local_motions, moving_together
 from lepard_ros.registration.deformable.graph import DeformationGraph, GraphSettings, build_graph
 from lepard_ros.registration.deformable.match_filter import FilterSettings
-from lepard_ros.registration.deformable.nonrigid import NICP, WarpSettings, solve_nonrigid, warp_from_matches
+from lepard_ros.registration.deformable.nonrigid import (
+    NICP,
+    SurfaceFollower,
+    WarpSettings,
+    solve_nonrigid,
+    warp_from_matches,
+)
 from lepard_ros.registration.deformable.normal_equations import DataTerm, Motion, NormalEquations
 from lepard_ros.registration.deformable.warp import Warp
 from lepard_ros.registration.types import Matches, Status, Surface
@@ -184,6 +190,30 @@ def test_nearest_surface_alone_finds_a_small_bend() -> None:
     assert warp.ok
     distance = np.linalg.norm(warp(points) - target, axis=1)
     assert distance.mean() < np.linalg.norm(points - target, axis=1).mean() / 12
+
+
+def flat_trunk(turn: float) -> tuple[np.ndarray, np.ndarray]:
+    """Points (N, 3) and normals all around an upright elliptic cylinder of 50 by 24 cm, turned by degrees."""
+    angle, height = np.meshgrid(np.linspace(0, 2 * np.pi, 120, endpoint=False), np.arange(0, 0.5, 0.01))
+    points = np.stack([0.25 * np.cos(angle), height, 0.12 * np.sin(angle)], axis=-1).reshape(-1, 3)
+    normals = np.stack([0.12 * np.cos(angle), np.zeros_like(angle), 0.25 * np.sin(angle)], axis=-1).reshape(-1, 3)
+    turned = rotation_from_vector(np.array([0.0, np.radians(turn), 0.0]))
+    unit = normals / np.linalg.norm(normals, axis=1, keepdims=True)
+    return points @ turned.T + [0.0, -0.25, 1.5], unit @ turned.T
+
+
+def test_a_turn_of_the_whole_body_is_followed_along_its_surface() -> None:
+    """Each node for itself went to the nearest surface: the turn was lost, and points lay 10 cm off."""
+    points, normals = flat_trunk(0.0)
+    follower = SurfaceFollower(
+        build_graph(points), Surface(points, normals, 0.01), NonrigidSettings(surface_reach=0.06, iterations=6)
+    )
+    warp = Warp.rest(follower.graph, Status.OK)
+    for turn in (12.0, 24.0, 36.0):
+        now, outward = flat_trunk(turn)
+        seen = (outward * now).sum(axis=1) < 0
+        warp = follower.solve(Surface(now[seen], outward[seen], 0.01), warp)
+    assert np.median(np.linalg.norm(warp(points) - now, axis=1)) < 0.01
 
 
 def test_limbs_that_do_not_touch_do_not_drag_each_other() -> None:

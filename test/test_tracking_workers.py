@@ -75,6 +75,18 @@ def test_a_result_comes_in_after_so_many_clouds_however_long_the_work_takes(thre
     assert order == [0.1, 0.0] and len(background) == 0
 
 
+def test_who_cannot_wait_gets_a_late_result_with_the_first_cloud_after_it() -> None:
+    background, order, go = Background(threaded=True, delay=1, patient=False), [], threading.Event()
+    background.submit(lambda: go.wait(10), order.append)
+    for _ in range(3):
+        background.next_cloud()  # would wait for ten seconds
+    assert order == [] and len(background) == 1
+    go.set()
+    background.run(lambda: None)  # the worker does one job after the other
+    background.next_cloud()
+    assert order == [True] and len(background) == 0
+
+
 def test_work_that_fails_is_told_to_the_one_who_takes_it_in() -> None:
     background = Background(threaded=True, delay=1)
     background.submit(lambda: 1 / 0, print)

@@ -2,7 +2,8 @@
 """The background worker: runs slow jobs beside tracking and delivers each result after a fixed number of clouds.
 
 Counting clouds instead of seconds makes a replay deterministic: a result is delivered exactly `delay` clouds after the
-job was submitted, on any machine. Tracking waits for a job that takes longer.
+job was submitted, on any machine. Tracking waits for a job that takes longer. With `patient=False` (a live sensor that
+cannot wait) it does not: the result is delivered with the first cloud after the job is done.
 """
 
 import os
@@ -30,9 +31,9 @@ class _Job(NamedTuple):
 class Background:
     """Runs jobs in order, in its own thread or (threaded=False) immediately in the caller's."""
 
-    def __init__(self, threaded: bool, delay: int) -> None:
-        """delay: number of clouds between submitting a job and delivering its result."""
-        self._threaded, self._delay = threaded, delay
+    def __init__(self, threaded: bool, delay: int, patient: bool = True) -> None:
+        """delay: number of clouds between submitting a job and delivering its result. patient: wait for it then."""
+        self._threaded, self._delay, self._patient = threaded, delay, patient
         self._clouds = 0
         self._jobs: deque[_Job] = deque()
         self._waiting: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
@@ -52,9 +53,11 @@ class Background:
         return self._start(work).result()
 
     def next_cloud(self) -> None:
-        """Count a cloud and deliver the results that are due; wait for unfinished ones."""
+        """Count a cloud and deliver the results that are due; wait for unfinished ones if patient."""
         self._clouds += 1
         while self._jobs and self._jobs[0].due <= self._clouds:
+            if not (self._patient or self._jobs[0].result.done()):
+                break
             self._deliver_first()
 
     def finish(self) -> None:

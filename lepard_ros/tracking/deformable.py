@@ -136,7 +136,7 @@ class DeformableTracker:
             worker = LocalWorker(matcher)
         self.settings = now = settings or DeformableSettings()
         self.matcher, self._worker = matcher, worker
-        self._background = Background(now.threaded, now.background_clouds)
+        self._background = Background(now.threaded, now.background_clouds, patient=not now.threaded)
         self.reset()
 
     def reset(self) -> None:

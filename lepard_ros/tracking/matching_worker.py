@@ -4,6 +4,7 @@
 It depends only on an immutable task and returns its result, so it can run in any thread or process.
 """
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lepard_ros.geometry.arrays import FloatArray
@@ -129,14 +130,23 @@ def _solve(task: MatchingTask, matches: Matches) -> Warp:
     While the object is lost, the prediction is old and the order is reversed.
     """
     model, live, solver = task.model, task.live, task.settings.solver
-    led = moved_by_matches(task.predicted, matches, model.surface, live.surface, task.max_degrees)
-    starts = [task.predicted] if led is None else [task.predicted, led]
-    for start in starts[::-1] if task.lost else starts:
+    for start in _starts(task, matches):
         believed = possible_matches(start, matches, model.surface, live.surface)
         warp = solve_nonrigid(model.graph, model.surface, live.surface, believed, solver, start)
         if not _reason_to_refuse(warp, task):
             break
     return warp
+
+
+def _starts(task: MatchingTask, matches: Matches) -> Iterator[Warp]:
+    """Initial warps, the most likely first. Lazy: the rigid motion takes a tenth of the time and is rarely needed."""
+    if not task.lost:
+        yield task.predicted
+    led = moved_by_matches(task.predicted, matches, task.model.surface, task.live.surface, task.max_degrees)
+    if led is not None:
+        yield led
+    if task.lost:
+        yield task.predicted
 
 
 def _reason_to_refuse(warp: Warp, task: MatchingTask) -> str:

@@ -204,9 +204,18 @@ def _radius_pairs(points: FloatArray, settings: GraphSettings) -> IntArray:
     return pairs[likeness >= np.cos(np.radians(settings.max_fold))]
 
 
+def _each_once(pairs: IntArray, n: int) -> IntArray:
+    """(P', 2): every pair of pairs (P, 2) of numbers below n once, the smaller number first, in order.
+
+    As one number each: `np.unique` of rows takes ten times as long, which was half the time of a graph.
+    """
+    low, high = np.minimum(pairs[:, 0], pairs[:, 1]), np.maximum(pairs[:, 0], pairs[:, 1])
+    return np.stack(np.divmod(np.unique(low.astype(np.int64) * n + high), n), axis=1)
+
+
 def _links(points: FloatArray, pairs: IntArray) -> sparse.csr_matrix:
     """Symmetric (S, S) matrix of the lengths of the pairs, each once."""
-    pairs = np.unique(np.sort(pairs[pairs[:, 0] != pairs[:, 1]], axis=1), axis=0)
+    pairs = _each_once(pairs[pairs[:, 0] != pairs[:, 1]], len(points))
     # A kept node may coincide with a point; a sparse matrix cannot store a link of length 0.
     length = np.maximum(np.linalg.norm(points[pairs[:, 0]] - points[pairs[:, 1]], axis=-1), 1e-9)
     matrix = sparse.coo_matrix((length, (pairs[:, 0], pairs[:, 1])), shape=(len(points),) * 2)

@@ -39,8 +39,8 @@ NICP = NonrigidSettings(surface_reach=0.5, surface_degrees=180.0, surface_weight
 MIN_MATCHES = 6  # minimum number of matches on the surface
 MIN_INLIERS = 0.3  # minimum share of inliers before the ICP phase
 MAX_STRAIN = 0.5  # RMS misfit of the edges relative to their length
-# Rigid ICP before the non-rigid one: minimum number of points, iterations, and the reach in spacings of the target (6 are
-# 8 cm in the tracker). Chosen on the demonstration's film (seed 0).
+# Rigid ICP before the non-rigid one: minimum number of points, iterations, and the reach in spacings of the target (6
+# are 8 cm in the tracker). Chosen on the demonstration's film (seed 0).
 MIN_ALIGNED, ALIGN_ITERATIONS, ALIGNMENT = 30, 8, IcpSettings(first_reach=6.0, last_reach=3.0)
 
 

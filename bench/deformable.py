@@ -3,10 +3,13 @@
 
     python bench/deformable.py scene                       raw clouds of 640 x 480 to a warp, the room left out
     python bench/deformable.py turn [--frames 100] [--background 0] [--every 1]
+    python bench/deformable.py virtual [--seed 0] [--frames 100] [--tracking 0.16] [--matching 0.5]
     python bench/deformable.py node [--rate 10] [--seconds 30]
 
 turn: a full turn in so many clouds, each processed, by the tracker alone. --background 2 is what the node does: follow,
 and take in the matches of a past cloud; 0 matches every cloud. --every 3: only every third cloud is processed.
+virtual: the demonstration's film in virtual time: ten clouds a second, of which those are dropped that come while
+tracking works (so many seconds a cloud) or waits for the matching process (so many seconds a match).
 node: the demo's clouds (320 x 240) there and back again at a sensor's rate over real DDS, into the node in a process of
 its own. latency: from the stamp, which is taken when the cloud is published, to the arrival of the warp.
 """
@@ -17,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +34,8 @@ from lepard_ros.demo.story import Film, make_film, write_bag
 from lepard_ros.matcher import Matcher
 from lepard_ros.registration.deformable.warp import Warp
 from lepard_ros.synthesis.creature_sequences import CreatureSequence, creature_sequence
-from lepard_ros.tracking.deformable import DeformableTracker
+from lepard_ros.tracking.background import Background
+from lepard_ros.tracking.deformable import DeformableTrack, DeformableTracker
 from lepard_ros.tracking.deformable_settings import DeformableSettings
 
 WARM_UP = 3  # clouds, left out of the figures
@@ -83,6 +88,93 @@ def turn(args: argparse.Namespace) -> None:
     )
     print(f"{100 * np.nanmax(errors):.1f} cm, median {100 * np.nanmedian(errors):.1f} cm", end="; ")
     print(f"over 5 cm: {(np.array(errors)[seen] > 0.05).sum()}; {np.mean(spent):.2f} CPU-s a cloud")
+
+
+# ---- the node's tracker in virtual time ----
+
+
+class VirtualTime:
+    """The clock of a tracker that needs so many seconds for a cloud, with a worker that needs so many for a match."""
+
+    def __init__(self, tracking: float, matching: float) -> None:
+        """Begin at 0."""
+        self.now, self._tracking, self._matching, self._worker_free = 0.0, tracking, matching, 0.0
+
+    def end_cloud(self) -> None:
+        """Tracking is done with a cloud."""
+        self.now += self._tracking
+
+    def job_end(self) -> float:
+        """When the worker is done with a job that is given to it now."""
+        self._worker_free = max(self.now, self._worker_free) + self._matching
+        return self._worker_free
+
+
+class VirtualResult(Future[Any]):
+    """A result that is there, but only counts from a point in virtual time."""
+
+    def __init__(self, time: VirtualTime, value: Any) -> None:
+        """value: what the job gave."""
+        super().__init__()
+        self._time, self._end = time, time.job_end()
+        self.set_result(value)
+
+    def done(self) -> bool:
+        """Whether the worker would have ended by now."""
+        return self._end <= self._time.now
+
+    def result(self, timeout: float | None = None) -> Any:
+        """The value; waiting for it takes virtual time."""
+        self._time.now = max(self._time.now, self._end)
+        return super().result()
+
+
+class VirtualBackground(Background):
+    """The node's background worker in virtual time."""
+
+    def __init__(self, time: VirtualTime) -> None:
+        """As the node has it: matches are used as soon as they are there."""
+        super().__init__(threaded=True, delay=1, patient=False)
+        self._time = time
+
+    def _start(self, work: Any) -> VirtualResult:
+        return VirtualResult(self._time, work())
+
+
+def virtual(args: argparse.Namespace) -> None:
+    """The demonstration's film, with clouds dropped as the node drops them."""
+    film, time_of = make_film(args.seed, args.frames), VirtualTime(args.tracking, args.matching)
+    tracker = DeformableTracker(Matcher.from_pretrained("deformable"), DeformableSettings(background_clouds=1))
+    tracker.process(film.sequence.cloud(0), 0.0)  # the player waits for this one
+    tracker._background = VirtualBackground(time_of)
+    errors, latencies, lost, frame = [], [], 0, 1
+    while frame < args.frames:
+        time_of.now = max(time_of.now, 0.1 * frame)
+        cloud = np.full((1, 3), np.nan) if film.covered[frame] else film.sequence.cloud(frame)
+        track = tracker.process(cloud, 0.1 * frame)
+        time_of.end_cloud()
+        latencies.append(time_of.now - 0.1 * frame)
+        errors.append(np.nan if track.warp is None else film_error(track, film, frame))
+        lost += track.warp is None and not film.covered[frame]
+        words = (track.state.name, track.method, len(track.model_points), track.reason)
+        print(f"cloud {frame:3d}: {100 * errors[-1]:5.1f} cm, {latencies[-1]:.2f} s", *words, flush=True)
+        frame = max(frame + 1, int(time_of.now / 0.1 + 1e-6))
+    good = np.isfinite(errors)
+    print(f"seed {args.seed}: {good.sum()} warps, {good.sum() / (0.1 * args.frames):.1f} a second; latency", end=" ")
+    print(f"{np.median(latencies):.2f} s median, {np.percentile(latencies, 95):.2f} s at 95 %; lost {lost}", end="; ")
+    print(f"over 10 cm: {(np.array(errors)[good] > 0.1).sum()}; mean {100 * np.nanmean(errors):.1f} cm,", end=" ")
+    print(f"worst {100 * np.nanmax(errors):.1f} cm; model {len(tracker.model.points) if tracker.model else 0} points")
+
+
+def film_error(track: DeformableTrack, film: Film, frame: int) -> float:
+    """Median metres between where the warp puts the points of the model's first cloud, hidden ones too, and the truth.
+
+    The demonstration calls a warp false by this.
+    """
+    assert track.warp is not None
+    rest, truth = film.truth(round(10 * track.model_stamp), frame)
+    moved, covered = track.warp.apply(rest)
+    return float(np.median(np.linalg.norm(moved - truth, axis=1)[covered]))
 
 
 # ---- the node ----
@@ -180,8 +272,11 @@ def report_node(listener: Listener, used: float, memory: list[float]) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("scene", "turn", "node"))
-    parser.add_argument("--frames", type=int, default=100, help="turn: clouds of the full turn (default 100)")
+    parser.add_argument("what", choices=("scene", "turn", "virtual", "node"))
+    parser.add_argument("--frames", type=int, default=100, help="turn, virtual: number of clouds (default 100)")
+    parser.add_argument("--seed", type=int, default=0, help="virtual: the film (default 0, the demonstration's own)")
+    parser.add_argument("--tracking", type=float, default=0.16, help="virtual: seconds of tracking a cloud")
+    parser.add_argument("--matching", type=float, default=0.5, help="virtual: seconds of a match")
     parser.add_argument("--every", type=int, default=1, help="turn: process every so-manyth cloud")
     parser.add_argument("--background", type=int, default=0, help="turn: DeformableSettings.background_clouds")
     parser.add_argument("--rate", type=float, default=10.0, help="node: clouds a second (default 10)")
@@ -191,7 +286,7 @@ def main() -> None:
     if args.what == "scene":
         scene()
     else:
-        {"turn": turn, "node": node}[args.what](args)
+        {"turn": turn, "virtual": virtual, "node": node}[args.what](args)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 """A body that turns round once in a furnished room, followed with the shipped weights as the node follows it."""
 
 from functools import cache
+from threading import Event
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from lepard_ros.matcher import Matcher
 from lepard_ros.synthesis.creature_sequences import CreatureSequence, creature_sequence
 from lepard_ros.tracking.deformable import DeformableTrack, DeformableTracker
 from lepard_ros.tracking.deformable_settings import DeformableSettings
+from lepard_ros.tracking.matching_worker import LocalWorker, MatchingResult, MatchingTask
 from lepard_ros.tracking.track import TrackingState
 
 pytestmark = pytest.mark.slow
@@ -27,8 +29,8 @@ def film() -> CreatureSequence:
     return creature_sequence(0, FRAMES, width=320, turn=360.0, furnished=True)
 
 
-def follow(frames: list[int], threaded: bool = False) -> tuple[list[DeformableTrack], DeformableTracker]:
-    tracker = DeformableTracker(matcher(), DeformableSettings(background_clouds=2, threaded=threaded))
+def follow(frames: list[int]) -> tuple[list[DeformableTrack], DeformableTracker]:
+    tracker = DeformableTracker(matcher(), DeformableSettings(background_clouds=2))
     return [tracker.process(film().cloud(frame), float(film().stamps[frame])) for frame in frames], tracker
 
 
@@ -121,13 +123,29 @@ def test_a_sensor_whose_clouds_are_dropped_is_followed_too() -> None:
     assert len(errors) >= 7 and max(errors) < 0.05
 
 
-def test_a_thread_beside_tracking_gives_the_same_warps() -> None:
-    frames = list(range(7))
-    alone, _ = follow(frames)
-    beside, tracker = follow(frames, threaded=True)
-    for first, second in zip(alone, beside, strict=True):
-        assert first.method == second.method and first.warp is not None and second.warp is not None
-        np.testing.assert_array_equal(first.warp.translations, second.warp.translations)
+class HeldUpWorker(LocalWorker):
+    """Matches nothing before it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(matcher())
+        self.go = Event()
+
+    def match_and_update(self, task: MatchingTask) -> MatchingResult:
+        assert self.go.wait(60)
+        return super().match_and_update(task)
+
+
+def test_tracking_goes_on_while_matches_are_late_and_uses_them_when_they_come() -> None:
+    worker = HeldUpWorker()
+    tracker = DeformableTracker(None, DeformableSettings(background_clouds=1, threaded=True), worker)
+    tracks = [tracker.process(film().cloud(frame), float(film().stamps[frame])) for frame in range(6)]
+    assert [track.method for track in tracks] == ["lepard", *5 * ["nicp"]]
+    assert max(visible_error(track, frame) for frame, track in enumerate(tracks)) < 0.05
+    worker.go.set()
+    tracker._background.run(lambda: None)  # the worker does one job after the other
+    corrected = tracker.process(film().cloud(6), float(film().stamps[6]))
+    assert corrected.method == "lepard" and len(corrected.matches.confidence) > 100
+    assert visible_error(corrected, 6) < 0.05
     tracker.reset()
     assert tracker.process(film().cloud(0), 99.0).reset
 

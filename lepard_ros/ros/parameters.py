@@ -14,7 +14,7 @@ from typing import Any
 from lepard_ros.cloud.ranges import FARTHEST, NEAREST
 from lepard_ros.errors import InputError
 
-DEFORMABLE_DELAY = 3  # clouds: enough for the matching process on two cores at 10 Hz
+DEFORMABLE_DELAY = 1  # clouds: matches are used as soon as they are there
 FASTDDS_VARIABLES = ("FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE")
 # Parameters that rclpy declares for every node.
 _OF_EVERY_NODE = {"use_sim_time", "start_type_description_service"}
@@ -172,7 +172,7 @@ class NodeSettings:
     part_gap: float = _option(0.1, "Maximum gap between parts of the object [m].", low=0.03, high=1.0, live=True)
     match_delay: int = _option(
         DEFORMABLE_DELAY,
-        "Delay, in clouds, of the matches from the matching process; 0: each cloud waits for its own matches.",
+        "Least delay, in clouds, of the matches from the matching process; 0: each cloud waits for its own matches.",
         low=0,
         high=100,
     )

@@ -24,8 +24,8 @@ class DeformableSettings:
     clouds in a row.
     background_clouds: with 0, every cloud is matched before it is warped. Otherwise clouds are tracked without matches,
     and a background worker matches one cloud at a time; this many clouds later its result updates the model and
-    corrects the last warp. threaded: run that worker in its own thread (live sensor) or immediately (replay); both give
-    the same warps.
+    corrects the last warp. threaded: run that worker in its own thread (live sensor), where a result that is late is
+    not waited for, or immediately (replay).
     max_range: points beyond are ignored. foreground: segmentation of the object, or None to use the whole cloud.
     """
 

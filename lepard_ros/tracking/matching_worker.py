@@ -5,12 +5,15 @@ It depends only on an immutable task and returns its result, so it can run in an
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
 
 from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.registration.deformable.nonrigid import SurfaceFollower, solve_nonrigid
 from lepard_ros.registration.deformable.warp import Warp
-from lepard_ros.registration.types import Matches
+from lepard_ros.registration.types import Matches, Status
 from lepard_ros.tracking.deformable_settings import DeformableSettings
 from lepard_ros.tracking.model import CanonicalModel, Change
 from lepard_ros.tracking.observations import (
@@ -127,9 +130,12 @@ def _update(task: MatchingTask, found: CloudMatches, warp: Warp) -> ModelUpdate:
 def _solve(task: MatchingTask, matches: Matches) -> Warp:
     """Fit the warp to the matches, starting from the prediction; if refused, from a rigid motion found by the matches.
 
-    While the object is lost, the prediction is old and the order is reversed.
+    While the object is lost, the prediction is old and the order is reversed. Nothing is cut then: a search in vain
+    fitted and cut four times in a row, which took 1.3 of its 1.7 CPU seconds.
     """
     model, live, solver = task.model, task.live, task.settings.solver
+    solver = replace(solver, max_cut_rounds=0) if task.lost else solver
+    warp = Warp.rest(model.graph, Status.TOO_FEW_INLIERS, match_inliers=np.zeros(len(matches.confidence), dtype=bool))
     for start in _starts(task, matches):
         believed = possible_matches(start, matches, model.surface, live.surface)
         warp = solve_nonrigid(model.graph, model.surface, live.surface, believed, solver, start)
@@ -145,7 +151,7 @@ def _starts(task: MatchingTask, matches: Matches) -> Iterator[Warp]:
     led = moved_by_matches(task.predicted, matches, task.model.surface, task.live.surface, task.max_degrees)
     if led is not None:
         yield led
-    if task.lost:
+    if task.lost and task.expected is not None:
         yield task.predicted
 
 

@@ -146,10 +146,19 @@ class CanonicalModel:
         back = self._way_back(live.points[new])
         points = live.points[new] + back.translation
         normals = np.einsum("nij,nj->ni", back.rotation, live.normals[new])
-        # Two live points may coincide in the rest shape.
-        apart = cKDTree(self.points).query(points)[0] > 0.5 * self.settings.spacing
+        apart = ~self._has_surface(points, normals)
         self._append(points[apart], normals[apart])
         return int(apart.sum())
+
+    def _has_surface(self, points: FloatArray, normals: FloatArray) -> BoolArray:
+        """Which of points (N, 3) in the rest shape lie on surface that the model has, with a normal like theirs.
+
+        Under an inexact warp known surface looks new. Added again and again, it would let the model grow for as long as
+        the object moves. The other side of a thin limb has another normal.
+        """
+        distance, index = cKDTree(self.points).query(points)
+        same_side = np.einsum("ni,ni->n", self.normals[index], normals) > 0
+        return np.asarray(distance < np.where(same_side, FUSE_REACH, 0.5 * self.settings.spacing))
 
     def _beyond(self, warped: FloatArray, live: Surface) -> IntArray:
         """Indices of the live points next to the warped model (W, 3), grown strip by strip.

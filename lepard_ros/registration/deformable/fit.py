@@ -24,7 +24,6 @@ SURFACE_POINTS = 1200  # source points used by the non-rigid ICP
 INLIER_RADIUS = 0.05  # metres: maximum residual of an inlier match
 MATCH_SCALE = 0.04  # metres: a match with this residual gets a quarter of its weight
 MAX_STRETCH = 1.6  # edges that the matches stretch further are cut: they joined surfaces that only touched
-MAX_CUT_ROUNDS = 3
 # A part without matches could swing freely: its nodes are held where the surrounding matches first placed them.
 HOLD_WEIGHT, HOLD_DISTANCE = 0.01, 0.1  # metres to the nearest match
 
@@ -37,6 +36,7 @@ class NonrigidSettings:
     most one point per node, so that the balance does not depend on the density. surface_weight: weight of the ICP term
     (0 skips that phase). surface_reach: maximum correspondence distance. surface_degrees: maximum angle between
     normals. iterations: maximum per phase. tolerance: a smaller relative change of the energy ends a phase.
+    max_cut_rounds: how often overstretched edges are cut and the matches fitted again.
     min_quality: minimum log-odds for acceptance; higher refuses more, -inf accepts all. max_seconds: total time limit.
     device: of the linear solver, "cpu" (Cholesky) or a torch device such as "cuda" (conjugate gradients).
     """
@@ -47,6 +47,7 @@ class NonrigidSettings:
     surface_degrees: float = 45.0
     iterations: int = 20
     tolerance: float = 0.01
+    max_cut_rounds: int = 3
     min_quality: float = 0.5
     max_seconds: float = 120.0
     device: str = "cpu"
@@ -149,7 +150,7 @@ def build_system(problem: Problem, graph: DeformationGraph, held: FloatArray) ->
 def fit_matches(problem: Problem, fit: Fit) -> Fit:
     """Fit the matches, and repeat after each round of cuts."""
     fit = _fit_matches_once(problem, fit)
-    for _ in range(MAX_CUT_ROUNDS):
+    for _ in range(problem.settings.max_cut_rounds):
         cut = cut_stretched(problem, fit)
         if cut is fit or problem.out_of_time:
             break

@@ -30,7 +30,7 @@ from lepard_ros.registration.deformable.match_filter import FilterSettings, chos
 from lepard_ros.registration.deformable.normal_equations import Motion
 from lepard_ros.registration.deformable.surface_contact import sample_contact, thinned_surface
 from lepard_ros.registration.deformable.warp import Warp
-from lepard_ros.registration.rigid.icp import IcpSettings, align
+from lepard_ros.registration.rigid.icp import IcpSettings, align, equations
 from lepard_ros.registration.types import NO_MATCHES, Matches, StageClock, Status, Surface
 
 # The paper's baseline: without matches, correspondences are searched far away and for any orientation of the normals.
@@ -42,6 +42,9 @@ MAX_STRAIN = 0.5  # RMS misfit of the edges relative to their length
 # Rigid ICP before the non-rigid one: minimum number of points, iterations, and the reach in spacings of the target (6
 # are 8 cm in the tracker). Chosen on the demonstration's film (seed 0).
 MIN_ALIGNED, ALIGN_ITERATIONS, ALIGNMENT = 30, 8, IcpSettings(first_reach=6.0, last_reach=3.0)
+# Least eigenvalue of that ICP's normal equations, per point and with turns in units of the object's radius, for which
+# every rigid motion is observed: 0.06 to 0.12 for the bodies of three films, 0.0001 for a disc and a sheet.
+MIN_CONSTRAINT = 0.02
 
 
 @dataclass(frozen=True)
@@ -155,21 +158,36 @@ class SurfaceFollower:
         fit = replace(self._first, motion=Motion(start.rotation_matrices[rows], start.translations[rows]))
         return _finished(self.graph, problem, fit_surface(problem, fit), NO_MATCHES)
 
+    def is_constrained(self, target: Surface, warp: Warp) -> bool:
+        """Whether the target shows every rigid motion of the warped surface: a flat or a round one may slide unseen."""
+        seen = self._facing_sensor(target, warp)
+        if len(seen.points) < MIN_ALIGNED:
+            return False
+        given = equations(seen, target, np.eye(4)[None], ALIGNMENT.last_reach * target.spacing, ALIGNMENT)
+        radius = float(np.sqrt(np.square(seen.points - seen.points.mean(axis=0)).sum(axis=1).mean()))
+        unit = np.array([1.0, 1.0, 1.0, 1 / radius, 1 / radius, 1 / radius])  # turns as metres at the radius
+        hessian = given.hessian[0] * np.outer(unit, unit) / max(float(given.total[0]), 1e-12)
+        return bool(np.linalg.eigvalsh(hessian)[0] > MIN_CONSTRAINT)
+
     def _aligned(self, target: Surface, start: Warp) -> Warp:
         """The start moved rigidly onto the target by point-to-plane ICP of the surface that faces the sensor.
 
         Non-rigid ICP pulls each node along the target's normals only, and ends before a common turn or slide has spread
         through the graph. As one rigid motion these are observed by the whole surface.
         """
-        contact = self._problem.contact
-        moved, covered = start.apply(contact.points)
-        normals = start.rotate(contact.points, contact.normals)
-        visible = covered & (np.einsum("ni,ni->n", normals, target.viewpoint - moved) > 0)
-        if visible.sum() < MIN_ALIGNED:
+        seen = self._facing_sensor(target, start)
+        if len(seen.points) < MIN_ALIGNED:
             return start
-        seen = Surface(moved[visible], normals[visible], target.spacing, target.viewpoint)
         motion, _ = align(seen, target, np.eye(4)[None], ALIGN_ITERATIONS, ALIGNMENT)
         return start.moved_by(motion[0])
+
+    def _facing_sensor(self, target: Surface, warp: Warp) -> Surface:
+        """The warped contact points that face the target's sensor."""
+        contact = self._problem.contact
+        moved, covered = warp.apply(contact.points)
+        normals = warp.rotate(contact.points, contact.normals)
+        facing = covered & (np.einsum("ni,ni->n", normals, target.viewpoint - moved) > 0)
+        return Surface(moved[facing], normals[facing], target.spacing, target.viewpoint)
 
 
 def _problem(

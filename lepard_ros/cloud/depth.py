@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""A depth camera's image turned into an organised cloud."""
+"""Conversion of a depth image to an organised cloud."""
 
 import functools
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ def _rays(camera: Camera) -> NDArray[np.float32]:
 def _undistorted(
     x: NDArray[np.floating], y: NDArray[np.floating], lens: tuple[float, ...]
 ) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
-    """Where a lens would show pixels without distortion: the model's inverse by fixed-point steps, as in OpenCV."""
+    """Undistorted pixel positions: inverse of the lens model by fixed-point iteration, as in OpenCV."""
     k1, k2, p1, p2, k3, k4, k5, k6 = (*lens, *[0.0] * (8 - len(lens)))
     xu, yu = x.copy(), y.copy()
     for _ in range(UNDISTORT_STEPS):
@@ -60,8 +60,8 @@ def _undistorted(
 def depth_to_points(depth: NDArray[np.floating], camera: Camera) -> NDArray[np.float32]:
     """The organised cloud of a depth image.
 
-    depth: (H, W) metres along z, with 0 or a non-finite value where nothing was seen.
-    Returns (H, W, 3) metres in the camera's frame, NaN where nothing was seen.
+    depth: (H, W) metres along z, with 0 or a non-finite value for missing pixels.
+    Returns (H, W, 3) metres in the camera's frame, NaN for missing pixels.
     """
     seen = np.isfinite(depth) & (depth > 0)
     points = camera.rays() * np.where(seen, depth, np.nan).astype(np.float32)[..., None]

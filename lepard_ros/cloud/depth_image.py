@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Depth images and camera information as ROS messages carry them, read with numpy alone."""
+"""Decoding of ROS depth images and camera info, with numpy only."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ _ENCODINGS = {"16UC1": ("u2", 0.001), "mono16": ("u2", 0.001), "32FC1": ("f4", 1
 
 
 def decode_depth(message: Any) -> NDArray[np.float32]:
-    """The depth of a sensor_msgs/Image in metres, (H, W) float32, with NaN where nothing was seen."""
+    """The depth of a sensor_msgs/Image in metres, (H, W) float32, with NaN for missing pixels."""
     if message.encoding not in _ENCODINGS:
         known = ", ".join(_ENCODINGS)
         raise InputError(f"A depth image has the encoding '{message.encoding}'; publish one of {known}.")

@@ -28,7 +28,7 @@ NUMPY_DAMAGE = (
 def read_cloud(path: str | Path) -> NDArray[np.float32]:
     """The finite points (N, 3) of a cloud file, metres.
 
-    Raises InputError where the file is missing, of another kind, damaged or without any finite point.
+    Raises InputError if the file is missing, of an unknown type, damaged or without any finite point.
     """
     path = Path(path)
     reader = _READERS.get(path.suffix.lower())
@@ -44,7 +44,7 @@ def read_cloud(path: str | Path) -> NDArray[np.float32]:
 
 
 def write_cloud(path: str | Path, points: FloatArray, colours: FloatArray | None = None) -> None:
-    """Write points (N, 3), metres, as the kind that the file's name ends in; colours (N, 3) in [0, 1] for PLY, PCD."""
+    """Write points (N, 3), metres, in the format of the file's suffix; colours (N, 3) in [0, 1] for PLY, PCD."""
     path = Path(path)
     writer = _WRITERS.get(path.suffix.lower())
     if writer is None:
@@ -65,8 +65,8 @@ def _checked(points: NDArray[np.generic], path: Path) -> NDArray[np.float32]:
 
 
 def _read_open3d(path: Path) -> NDArray[np.generic]:
-    """Open3D prints its complaint and gives an empty cloud for a damaged file; the caller refuses that."""
-    check_header(path)  # Open3D believes it: one that lies makes it hang, or allocate without end
+    """For a damaged file Open3D prints a warning and returns an empty cloud, which the caller rejects."""
+    check_header(path)  # Open3D trusts the header: a false one makes it hang or allocate without limit
     o3d = import_open3d()
     with o3d.utility.VerbosityContextManager(o3d.utility.VerbosityLevel.Error):
         cloud = o3d.io.read_point_cloud(str(path), remove_nan_points=False, remove_infinite_points=False)
@@ -83,7 +83,7 @@ def _read_npy(path: Path) -> NDArray[np.generic]:
 
 
 def _read_npz(path: Path) -> NDArray[np.generic]:
-    """The array with a customary name, or the only one."""
+    """The array with a common name, or the only one."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             names = archive.files
@@ -104,7 +104,7 @@ def _read_text(path: Path) -> NDArray[np.generic]:
     try:
         text = path.read_text(encoding="utf-8").replace(",", " ")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an empty file warns; the caller refuses it with a sentence
+            warnings.simplefilter("ignore")  # an empty file warns; the caller rejects it
             return np.loadtxt(text.splitlines(), ndmin=2, usecols=(0, 1, 2)).reshape(-1, 3)
     except (OSError, ValueError, IndexError) as error:
         reason = str(error).splitlines()[0]

@@ -19,7 +19,7 @@ _PLY_SIZES = {
 
 
 class Promise(NamedTuple):
-    """What a header says. end: where the data begins, in bytes. min_size: of bytes in it, or of numbers in a text."""
+    """A header. end: start of the data, in bytes. min_size: minimum size of the data, in bytes or numbers."""
 
     end: int
     min_size: int
@@ -27,7 +27,7 @@ class Promise(NamedTuple):
 
 
 def check_header(path: Path) -> None:
-    """Raise InputError where the header of a .ply or .pcd file is none, or promises more than the file holds."""
+    """Raise InputError if the header of a .ply or .pcd file is invalid or promises more data than the file holds."""
     with path.open("rb") as file:
         start = file.read(LONGEST_HEADER)
     try:

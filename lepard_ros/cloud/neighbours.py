@@ -1,18 +1,18 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Radius neighbours, nearest first, at most a fixed number of them: by a tree on the CPU, by cells on a GPU."""
+"""Radius neighbours, nearest first, up to a fixed number: with a k-d tree on the CPU, with cells on a GPU."""
 
 import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-# Candidates (query, support) that are looked at in one go on a GPU.
+# Candidates (query, support) that are processed at once on a GPU.
 SLICE = 4_000_000
-# Cells along an axis at most, so that the number of a cell fits 64 bits.
+# Maximum number of cells along an axis, so that a cell index fits into 64 bits.
 MAX_SIDE = 2**20
 
 
 class Supports:
-    """Points (M, 3) in which neighbours are sought, several times: on the CPU their tree is built once."""
+    """Points (M, 3) for several neighbour searches: on the CPU their tree is built once."""
 
     def __init__(self, points: Tensor) -> None:
         self.points = points
@@ -32,14 +32,14 @@ class Supports:
 
 
 def radius_neighbours(queries: Tensor, supports: Tensor, radius: float, limit: int) -> Tensor:
-    """`Supports.around` for a single question."""
+    """`Supports.around` for a single query."""
     return Supports(supports).around(queries, radius, limit)
 
 
 def neighbours_by_cells(queries: Tensor, supports: Tensor, radius: float, limit: int) -> Tensor:
-    """The same by sorted cells as wide as the radius: each query looks at the 27 cells around it, and nowhere else.
+    """The same with sorted cells as wide as the radius: each query searches the 27 cells around it.
 
-    On whatever device the points are, the same result every time: equally near supports come in their own order.
+    Deterministic on every device: equally near supports are ordered by index.
     """
     if not len(supports) or not len(queries):
         return torch.full((len(queries), limit), len(supports), dtype=torch.int64, device=queries.device)
@@ -52,14 +52,14 @@ def neighbours_by_cells(queries: Tensor, supports: Tensor, radius: float, limit:
 
 
 def _runs_of_cells(queries: Tensor, supports: Tensor, radius: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the supports around each query stand among the sorted ones.
+    """The runs of sorted supports around each query.
 
-    Returns first places (N, 9), how many there are (N, 9), and the sorted supports (M,).
+    Returns start indices (N, 9), lengths (N, 9), and the sorted supports (M,).
 
-    Cells are numbered along z first, so that three cells above each other are one run: nine runs in all.
+    Cells are numbered along z first, so that three vertically adjacent cells are one run: nine runs in total.
     """
     lowest = supports.amin(0)
-    # A little wider than the radius, lest rounding puts a neighbour two cells away.
+    # Slightly wider than the radius, so that rounding cannot put a neighbour two cells away.
     size = max(1.001 * radius, float((supports.amax(0) - lowest).max()) / (MAX_SIDE - 2))
     own = ((supports - lowest) / size).floor().long()
     width, height, depth = (int(side) + 1 for side in own.amax(0).tolist())

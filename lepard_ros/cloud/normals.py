@@ -10,7 +10,7 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 
 UNKNOWN = "unknown"  # an unknown viewpoint
-# Where it is sought: so many places along each axis of the bounding box widened by a share of its longest side.
+# Search grid for it: number of positions along each axis of the bounding box, widened by a share of its longest side.
 PLACES, WIDENED = 7, 0.25
 VIEW_POINTS = 1200  # points of a cloud that are sampled
 VIEW_CELLS = 10  # directions are rounded to tenths: cells of about six degrees
@@ -20,7 +20,7 @@ CLEAR = 1e-6
 
 
 def surface_normals(points: NDArray[np.floating], neighbours: int = 16) -> NDArray[np.floating]:
-    """Unit normals (N, 3) of a cloud (N, 3) that was seen from the origin, from so many neighbours."""
+    """Unit normals (N, 3) of a cloud (N, 3) that was seen from the origin, from a number of neighbours."""
     if len(points) < 3:
         return np.tile([0.0, 0.0, -1.0], (len(points), 1))
     index = cKDTree(points).query(points, min(neighbours, len(points)))[1]
@@ -29,7 +29,7 @@ def surface_normals(points: NDArray[np.floating], neighbours: int = 16) -> NDArr
 
 
 def estimate_normals(points: Tensor, neighbours: Tensor, viewpoint: Tensor) -> tuple[Tensor, Tensor]:
-    """Normals by principal components, and how far the surface is from a plane.
+    """Normals by principal component analysis, and the surface variation.
 
     points: (N, 3); neighbours: (N, K) with N for a missing one; viewpoint: (3,).
     Returns normals (N, 3) of length 1 on the viewpoint's side, and the surface variation (N,) in [0, 1/3]:
@@ -41,7 +41,7 @@ def estimate_normals(points: Tensor, neighbours: Tensor, viewpoint: Tensor) -> t
 
 
 def orient(normals: Tensor, points: Tensor, viewpoint: Tensor) -> Tensor:
-    """Turn normals (N, 3) so that they point to the side of the viewpoint (3,)."""
+    """Flip normals (N, 3) so that they face the viewpoint (3,)."""
     away = ((viewpoint - points) * normals).sum(1, keepdim=True) < 0
     return torch.where(away, -normals, normals)
 
@@ -79,7 +79,7 @@ def smallest_eigenvector(moments: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The smallest eigenvalue (N,), its direction (N, 3) of length 1, and the trace (N,) of symmetric matrices.
 
     moments: (6, N): xx, xy, xz, yy, yz, zz. By the trigonometric solution of the cubic, in double, which takes a
-    third of the time of `eigh` on a batch of small matrices; `eigh` is left the few whose direction is not clear.
+    third of the time of `eigh` on a batch of small matrices; `eigh` handles the few ambiguous directions.
     """
     xx, xy, xz, yy, yz, zz = moments.double()
     trace = xx + yy + zz
@@ -89,7 +89,7 @@ def smallest_eigenvector(moments: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     determinant = a * (b * c - yz * yz) - xy * (xy * c - yz * xz) + xz * (xy * yz - b * xz)
     angle = torch.acos((determinant / (2 * spread**3).clamp_min(1e-300)).clamp(-1, 1)) / 3
     smallest = mean + 2 * spread * torch.cos(angle + 2 * math.pi / 3)
-    # Two rows of the matrix less its eigenvalue span the plane across the direction: the largest product is the best.
+    # Two rows of (matrix - eigenvalue) span the plane orthogonal to the direction: use the largest cross product.
     a, b, c = xx - smallest, yy - smallest, zz - smallest
     first = torch.stack([xy * yz - xz * b, xz * xy - a * yz, a * b - xy * xy])
     second = torch.stack([xy * c - xz * yz, xz * xz - a * c, a * yz - xy * xz])
@@ -107,7 +107,7 @@ def smallest_eigenvector(moments: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _neighbour_covariance(points: Tensor, neighbours: Tensor) -> Tensor:
-    """(6, N) covariance xx, xy, xz, yy, yz, zz of every point's neighbours; a missing one counts for nothing."""
+    """Covariance (6, N) xx, xy, xz, yy, yz, zz of every point's neighbours; missing ones are ignored."""
     present = neighbours < len(points)
     index = neighbours.clamp_max(len(points) - 1).flatten()
     share = present / present.sum(1, keepdim=True).clamp_min(1)

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The one place that imports Open3D."""
+"""Import of Open3D; only this module imports it."""
 
 import ctypes
 import ctypes.util

@@ -1,8 +1,8 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The sensor_msgs/PointCloud2 layout, read and written with numpy alone.
+"""The sensor_msgs/PointCloud2 layout, read and written with numpy only.
 
-Nothing here imports ROS: a message is anything with the attributes of sensor_msgs/PointCloud2, from rclpy or a bag.
-Every number of a message is checked against the bytes that really arrived before anything is allocated from it.
+Nothing here imports ROS: a message is any object with the attributes of sensor_msgs/PointCloud2, from rclpy or a bag.
+Every number of a message is checked against the received bytes before anything is allocated from it.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class EncodedPoints(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Where the coordinates lie, after every check."""
+    """The layout of the coordinates, after all checks."""
 
     height: int
     width: int
@@ -60,7 +60,7 @@ def decode_points(message: Any, max_points: int | None = None) -> NDArray[np.flo
     """The coordinates of a PointCloud2.
 
     message: anything with height, width, fields, is_bigendian, point_step, row_step and data; `is_dense` is not used.
-    max_points: an organised cloud of more points is thinned as by `thinned`, before anything is copied.
+    max_points: a larger organised cloud is downsampled by `thinned` before anything is copied.
     Returns float32 metres: (H, W, 3) for an organised cloud, with NaN in all three where a point is not finite;
     (N, 3) otherwise, without the points that are not finite. Raises InputError for a message that contradicts itself.
     """
@@ -175,7 +175,7 @@ def _checked_row_step(height: int, width: int, point_step: int, row_step: int, a
 
 
 def _gather(layout: _Layout, max_points: int | None) -> NDArray[np.float32]:
-    """The coordinates as they are, (H, W, 3), thinned if asked for, maybe not finite. The message is only read."""
+    """The raw coordinates (H, W, 3), optionally downsampled, possibly not finite. The message is not modified."""
     if layout.height == 0 or layout.width == 0:
         return np.empty((1, 0, 3), np.float32)
     steps = (layout.row_step, layout.point_step)

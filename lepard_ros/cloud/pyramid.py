@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The pyramid of a cloud: ever coarser grids with their neighbour lists."""
+"""The pyramid of a cloud: increasingly coarse grids with their neighbour lists."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -17,11 +17,11 @@ BETWEEN = 3  # coarser points between which features are interpolated
 
 @dataclass(frozen=True)
 class PyramidShape:
-    """What fixes a pyramid; it belongs to the weights.
+    """Settings of a pyramid, stored with the weights.
 
     grid: cell of level 0 in metres, doubling with each level. radius: of a convolution, in cells.
-    limits: neighbours kept at each level. normals: whether normals are estimated. smooth: whether the way back to the
-    finer levels needs several coarser points for each finer one, to interpolate between them.
+    limits: neighbours kept at each level. normals: estimate normals. smooth: also store several coarser points for each
+    finer one, for an interpolating decoder.
     """
 
     grid: float
@@ -32,7 +32,7 @@ class PyramidShape:
 
     @property
     def levels(self) -> int:
-        """How many levels there are."""
+        """Number of levels."""
         return len(self.limits)
 
 
@@ -74,8 +74,8 @@ def build_pyramid(
     """The pyramid of one cloud.
 
     points: (N, 3) metres; with `gridded`, they already lie on the grid of level 0.
-    viewpoint: (3,), where the sensor stood (the origin if None), to which normals are turned; if it is UNKNOWN, to a
-    place from which the cloud may have been seen.
+    viewpoint: (3,), position of the sensor (the origin if None), which normals face; if UNKNOWN, a position from which
+    the cloud may have been seen.
     """
     levels = [points if gridded else grid_subsample(points, shape.grid)[0]]
     for level in range(1, shape.levels):
@@ -97,7 +97,7 @@ def build_pyramid(
 def _normals_by_level(
     levels: list[Tensor], neighbours: list[Tensor], pools: list[Tensor], viewpoint: Tensor | str | None
 ) -> tuple[list[Tensor], Tensor]:
-    """Normals estimated at level 0 and averaged upwards: coarse points see the surface, not their own sparse grid."""
+    """Normals estimated at level 0 and averaged upwards: they describe the surface, not the sparse coarse grid."""
     place = viewpoint.to(levels[0]) if isinstance(viewpoint, Tensor) else levels[0].new_zeros(3)
     finest, variation = estimate_normals(levels[0], neighbours[0], place)
     if isinstance(viewpoint, str):
@@ -106,19 +106,19 @@ def _normals_by_level(
     normals = [finest]
     for pool in pools:
         padded = torch.nn.functional.pad(normals[-1], (0, 0, 0, 1))
-        # The nearest few only: a mean over the whole radius would round off the corners that we match by.
+        # Only the nearest few: a mean over the whole radius would round off corners, which matching relies on.
         mean = padded[pool[:, :8]].sum(1) + padded[pool[:, 0]] * 1e-3
         normals.append(torch.nn.functional.normalize(mean, dim=1))
     return normals, variation
 
 
 def turned_over(pyramid: Pyramid) -> Pyramid:
-    """The same cloud seen from behind: all normals turned over."""
+    """The same cloud seen from behind: all normals flipped."""
     return replace(pyramid, normals=[-normals for normals in pyramid.normals])
 
 
 def stack_pyramids(pyramids: Sequence[Pyramid]) -> Pyramid:
-    """Lay pyramids behind each other; indices are moved, and missing neighbours stay missing."""
+    """Stack pyramids; indices are shifted, and missing neighbours stay missing."""
     if len(pyramids) == 1:
         return pyramids[0]
     count = len(pyramids[0].points)

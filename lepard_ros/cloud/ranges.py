@@ -13,7 +13,7 @@ PROBE = 4  # of an organised cloud one pixel in PROBE x PROBE tells how many are
 
 
 def crop_range(points: NDArray[np.float32], nearest: float, farthest: float) -> NDArray[np.float32]:
-    """Leave out points by their distance to the sensor: NaN in an organised cloud, removed from a list."""
+    """Crop points by their distance to the sensor: NaN in an organised cloud, removed otherwise."""
     x, y, z = np.moveaxis(points, -1, 0)
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows is too far away, what is NaN is not there
         squared = x * x + y * y + z * z

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Read a rosbag2 without ROS: clouds or depth images in order, and the true poses if there are any."""
+"""Read a rosbag2 without ROS: clouds or depth images in order, and the ground truth poses if any."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ INFO = "sensor_msgs/msg/CameraInfo"
 TF = "tf2_msgs/msg/TFMessage"
 POSE = "geometry_msgs/msg/PoseStamped"
 ODOMETRY = "nav_msgs/msg/Odometry"
-MIN_QUATERNION = 1e-3  # one with smaller numbers is none
+MIN_QUATERNION = 1e-3  # a quaternion with a smaller norm is invalid
 _TRUTH_TYPES = (
     POSE,
     "geometry_msgs/msg/PoseWithCovarianceStamped",
@@ -77,7 +77,7 @@ class Bag:
         raise InputError(f"{self.path} has neither clouds nor depth images; it holds {self.listed()}.")
 
     def frame_count(self, topic: str) -> int:
-        """How many messages the topic holds."""
+        """Number of messages on the topic."""
         return self.topics()[topic][1]
 
     def frames(self, topic: str) -> Iterator[BagFrame]:
@@ -267,8 +267,8 @@ def _pose_row(message: Any, recorded: int) -> list[float]:
 
 
 def _trajectory(rows: list[list[float]]) -> Trajectory:
-    """Rows of time and pose, in order of time, without those that are no pose: a motion capture that lost sight of
-    its markers publishes zeros or NaN."""
+    """Rows of time and pose, in order of time, without invalid poses: motion capture that lost its markers publishes
+    zeros or NaN."""
     array = np.array(rows, dtype=np.float64).reshape(-1, 8)
     array = array[np.isfinite(array).all(axis=1) & (np.abs(array[:, 4:]).max(axis=1, initial=0.0) > MIN_QUATERNION)]
     array = array[np.argsort(array[:, 0], kind="stable")]

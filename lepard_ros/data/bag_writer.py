@@ -1,9 +1,8 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Write a recording of a depth camera as a rosbag2 that `ros2 bag play` plays.
+"""Write a recording of a depth camera as a rosbag2 for `ros2 bag play`.
 
-The truth goes to the topic /ground_truth (geometry_msgs/PoseStamped: the camera in the frame "world"), and to /tf only
-on request: a true transform there gives the camera's frame a second parent beside the one that the node
-publishes.
+The ground truth goes to the topic /ground_truth (geometry_msgs/PoseStamped: the camera in the frame "world"), and to
+/tf only on request: a true transform there gives the camera's frame a second parent, in conflict with the node.
 """
 
 from pathlib import Path
@@ -34,7 +33,7 @@ _TYPES = {
 
 
 def import_rosbags() -> Any:
-    """The rosbags package, or one clear error."""
+    """The rosbags package; raises InputError if it is missing."""
     try:
         import rosbags.highlevel
         import rosbags.rosbag2

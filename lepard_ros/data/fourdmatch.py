@@ -76,7 +76,7 @@ class DeformablePair:
 def load_pair(path: str | Path) -> DeformablePair:
     """Read a pair from an .npz file of 4DMatch, or of ours.
 
-    Raises InputError when the file is not one, or does not fit together.
+    Raises InputError if the file is invalid or inconsistent.
     """
     path = Path(path)
     try:
@@ -124,7 +124,7 @@ def _points(values: NDArray[Any], key: str, name: str) -> NDArray[np.float32]:
 
 
 def save_pair(path: str | Path, pair: DeformablePair) -> None:
-    """Write a pair in the 4DMatch format: compressed, whole or not at all. Coordinates are rounded to QUANTUM."""
+    """Write a pair in the 4DMatch format, compressed and atomically. Coordinates are rounded to QUANTUM."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".part")

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Data sets with known motions, in the benchmarks' own layouts and in compact ones, behind one interface."""
+"""Data sets with ground truth, in the benchmarks' own layouts and in compact ones, with one interface."""
 
 import pickle
 import sys
@@ -154,7 +154,7 @@ def _listed_pair(row: dict[str, Any], where: str) -> RigidPair:
 
 
 def _numbers(values: Any, shape: tuple[int, ...], where: str) -> FloatArray:
-    """Finite numbers of a shape, or a sentence that says what there was instead."""
+    """Finite numbers of a given shape; raises InputError otherwise."""
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:

@@ -44,14 +44,14 @@ class DepthFrame(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """A camera, the units per metre of its depth images, and where both are known from."""
+    """A camera, the units per metre of its depth images, and the source of both."""
 
     camera: Camera
     scale: float
     origin: str
 
     def __str__(self) -> str:
-        """As a person reads it."""
+        """A readable description."""
         c = self.camera
         return f"fx {c.fx:g} fy {c.fy:g} cx {c.cx:g} cy {c.cy:g}, {self.scale:g} units a metre, from {self.origin}"
 
@@ -74,15 +74,15 @@ class Recording:
 
     @property
     def camera(self) -> Camera:
-        """The camera that looked."""
+        """The intrinsics of the camera."""
         return self.calibration.camera
 
     def __len__(self) -> int:
-        """How many images there are."""
+        """Number of images."""
         return len(self.shots)
 
     def frames(self) -> Iterator[DepthFrame]:
-        """Every image in order of time."""
+        """All images in order of time."""
         for shot in self.shots:
             yield DepthFrame(shot.stamp_ns, self._read(shot.path), shot.pose)
 

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Trajectories: files in TUM format, and their error against the truth (ATE, RPE) through evo."""
+"""Trajectories: files in TUM format, and their errors (ATE, RPE) computed with evo."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class TrajectoryError:
-    """How far an estimate is from the truth, after the best rigid alignment of the two.
+    """Error of an estimated trajectory, after rigid alignment to the ground truth.
 
     stamps: (K,) seconds of the compared poses. errors: (K,) metres, of which ate_rmse is the root mean square.
     rpe_translation: metres, rpe_rotation: degrees, root mean squares over one second of motion.

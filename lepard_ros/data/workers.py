@@ -32,7 +32,7 @@ def map_in_processes(function: Callable[[Item], Result], items: Sequence[Item], 
 
 
 def _map_on_cluster(function: Callable[[Item], Result], items: Sequence[Item], address: str) -> Iterator[Result]:
-    """The same on a cluster; what a worker that died had not finished is given to another."""
+    """The same on a cluster; unfinished work of a dead worker goes to another one."""
     distributed: Any = import_module("distributed")
     with connect(address) as client:
         # Held by the cluster, not sent with every item: it may carry meshes. If its worker dies, it is made again.
@@ -43,7 +43,7 @@ def _map_on_cluster(function: Callable[[Item], Result], items: Sequence[Item], a
 
 
 def connect(address: str) -> Any:
-    """A client of the Dask scheduler at an address, or a sentence."""
+    """A client of the Dask scheduler at an address; raises InputError if it does not respond."""
     distributed: Any = import_module("distributed")
     try:
         return distributed.Client(address, timeout=CONNECT_SECONDS)
@@ -62,7 +62,7 @@ def _apply(function: Callable[[Any], Any], item: Any) -> Any:
 
 
 def end_with_parent() -> None:
-    """End this worker process when its parent is killed; else it would finish its job and wait forever."""
+    """End this worker process when its parent is killed; otherwise it would wait forever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_after, args=(parent,), daemon=True).start()

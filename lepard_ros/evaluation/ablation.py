@@ -351,6 +351,6 @@ def choose_variants(wanted: list[str] | None, set_name: str = DEFORMABLE_SET) ->
     chosen = [name for name in VARIANTS if any(name.startswith(word) for word in wanted)]
     if not chosen:
         needs = [name for name in OTHER_WEIGHTS if any(name.startswith(word) for word in wanted)]
-        reason = "needs weights of its own" if needs else f"is unknown: choose from {', '.join(VARIANTS)}"
+        reason = "needs its own weights" if needs else f"is unknown: choose from {', '.join(VARIANTS)}"
         raise InputError(f"the variant {', '.join(wanted)} {reason}.")
     return chosen

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""Flow that is known at some points, spread to others."""
+"""Interpolation of flow from anchors to other points."""
 
 import numpy as np
 from scipy.spatial import cKDTree
@@ -14,8 +14,8 @@ FAR_AWAY = 1e10  # metres: the distance that the authors give to missing ones
 def blend_flow(points: FloatArray, anchors: FloatArray, flow: FloatArray, radius: float = FLOW_RADIUS) -> FloatArray:
     """The flow (N, 3) at `points` (N, 3), blended from that of the three nearest anchors (M, 3) by inverse distance.
 
-    As the authors do: beside an anchor within `radius` metres those beyond it count for nothing; where all three are
-    beyond it, their plain mean is taken. Zero where there is no anchor at all.
+    As in the authors' code: if an anchor is within `radius` metres, those beyond it are ignored; if all three are
+    beyond it, their mean is used. Zero without anchors.
 
     >>> anchors = np.array([[0.0, 0, 0], [0.09, 0, 0]]); flow = np.array([[0.0, 0, 0], [3, 0, 0]])
     >>> blend_flow(np.array([[0.06, 0.0, 0.0], [5, 5, 5]]), anchors, flow).round(6).tolist()

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""How much of one cloud another one covers."""
+"""Overlap of two clouds."""
 
 import numpy as np
 from scipy.spatial import cKDTree

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The small algebra of poses over time: distances, velocities, uncertainty along a chain."""
+"""Pose algebra: distances, velocities, uncertainty along a chain."""
 
 from collections.abc import Sequence
 
@@ -11,13 +11,13 @@ from lepard_ros.geometry.rigid_motion import cross_matrix, invert, rotation_angl
 
 
 def motion_between(first: FloatArray, second: FloatArray) -> tuple[float, float]:
-    """How far apart two poses are: metres and degrees."""
+    """Distance between two poses: metres and degrees."""
     turn = rotation_angle(first[:3, :3].T @ second[:3, :3])
     return float(np.linalg.norm(second[:3, 3] - first[:3, 3])), float(np.degrees(turn))
 
 
 def extrapolate(earlier: FloatArray, later: FloatArray, share: float) -> FloatArray:
-    """The pose after `later` if the motion from `earlier` to `later` goes on for `share` times its duration."""
+    """Extrapolate the motion from `earlier` to `later` by `share` times its duration."""
     step = invert(earlier) @ later
     ahead = np.eye(4)
     ahead[:3, :3] = Rotation.from_rotvec(Rotation.from_matrix(step[:3, :3]).as_rotvec() * share).as_matrix()
@@ -66,7 +66,7 @@ def compose_covariance(
     """The covariance of `pose @ step` for independent errors.
 
     pose, step: (4, 4). covariances: (6, 6) of [translation, rotation vector], each in its own fixed frame (the frame
-    that the motion leads to). A turn of `pose` swings the step: that is the lever arm.
+    that the motion leads to). A rotation error of `pose` acts on the step as a lever arm.
     """
     rotation = pose[:3, :3]
     lever = np.eye(6)

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The rigid motion that best maps points to points, and the small algebra of rigid motions."""
+"""Least-squares rigid motions (Kabsch), and the algebra of rigid motions."""
 
 import numpy as np
 import torch

@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The voxel grid: which points share a cell, and one barycentre for every occupied cell.
+"""The voxel grid: grouping of points by cell, and barycentres of the occupied cells.
 
 Tensors are averaged on the grid of the network, whose origin is the cloud's lowest cell (`grid_subsample`). Arrays are
 grouped on a grid that is fixed in the cloud's frame (`group_by_cell`), so that two clouds have the same cells.
@@ -15,7 +15,7 @@ from lepard_ros.geometry.arrays import FloatArray, IntArray
 
 # A grid of at most this many cells is summed in a dense table (fast); a larger one by sorting the cell numbers.
 DENSE_CELLS = 4_000_000
-# Up to here every whole number is a float32: cells are numbered in that, which is twice as fast.
+# Integers up to this are exact in float32: cell indices use it, which is twice as fast.
 EXACT_CELLS = 2**24
 
 

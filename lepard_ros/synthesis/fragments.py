@@ -164,9 +164,9 @@ def take(
     width = SINGLE_WIDTH if shot.kind == SINGLE else FUSED_WIDTH
     sensor = replace(sensor, camera=pinhole(width, field_of_view(sensor)))
     calm = 1.0 if shot.kind == SINGLE else rng.uniform(0.4, 0.9)
-    believed = tracking_drift(rng, len(shot.poses)) @ invert(shot.poses[0]) @ shot.poses
+    estimated = tracking_drift(rng, len(shot.poses)) @ invert(shot.poses[0]) @ shot.poses
     parts = []
-    for true, assumed in zip(shot.poses, believed, strict=True):
+    for true, assumed in zip(shot.poses, estimated, strict=True):
         view = look(scene, sensor.camera, true)
         depth = observe(rng, sensor, view, room.hole_rate, calm)
         parts.append(_placed(depth, view.normals, sensor.camera, assumed))

@@ -156,7 +156,7 @@ def _load_buffer(buffer: dict[str, Any], embedded: bytes, path: Path) -> bytes:
         except binascii.Error as error:
             raise InputError("a data URI holds invalid base64: export the file again.") from error
     if Path(uri).is_absolute() or ".." in Path(uri).parts:
-        raise InputError(f"the buffer {uri!r} lies outside the model's folder: put it beside the model.")
+        raise InputError(f"the buffer {uri!r} lies outside the model's folder: put it next to the model.")
     return (path.parent / uri).read_bytes()
 
 

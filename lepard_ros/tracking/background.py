@@ -1,5 +1,5 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""The background worker: runs slow jobs beside tracking and delivers each result after a fixed number of clouds.
+"""The background worker: runs slow jobs while tracking continues; delivers results after a fixed number of clouds.
 
 Counting clouds instead of seconds makes a replay deterministic: a result is delivered exactly `delay` clouds after the
 job was submitted, on any machine. Tracking waits for a job that takes longer. With `patient=False` (a live sensor that

@@ -35,7 +35,7 @@ LOOP_DRIFT_DEGREES = 20.0
 # The network disputes a tracked pose beyond these limits; below them its own error at low overlap may be the cause.
 DISPUTED = 0.3  # metres
 DISPUTED_DEGREES = 15.0
-# A tracked motion is not disputed if this share of the matches agrees with it, within so many spacings.
+# A tracked motion is not disputed if this share of the matches agrees with it, within AGREEMENT spacings.
 MAJORITY, AGREEMENT = 0.5, 5.0
 SIMILAR_PLACES = 2  # old keyframes that are tried by appearance, wherever the map puts them
 

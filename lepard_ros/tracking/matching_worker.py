@@ -137,8 +137,8 @@ def _solve(task: MatchingTask, matches: Matches) -> Warp:
     solver = replace(solver, max_cut_rounds=0) if task.lost else solver
     warp = Warp.rest(model.graph, Status.TOO_FEW_INLIERS, match_inliers=np.zeros(len(matches.confidence), dtype=bool))
     for start in _starts(task, matches):
-        believed = possible_matches(start, matches, model.surface, live.surface)
-        warp = solve_nonrigid(model.graph, model.surface, live.surface, believed, solver, start)
+        usable = possible_matches(start, matches, model.surface, live.surface)
+        warp = solve_nonrigid(model.graph, model.surface, live.surface, usable, solver, start)
         if not _reason_to_refuse(warp, task):
             break
     return warp

@@ -33,7 +33,7 @@ NEAREST_FIRST = 4  # keyframes around the last pose that are searched before the
 # Keyframes closer than this to one that is searched are left out (metres, with rotation converted): they show the same.
 # In a map with a keyframe at every step the whole search would otherwise be spent on one place.
 SEARCH_SPACING = 0.5
-# A cloud is a priori at one of so many places of the map, so a motion found by a search needs more evidence. In ten
+# A priori a cloud may be at any of up to MAX_PLACES places, so a motion found by a search needs more evidence. In ten
 # views of the corridor of bench/walk.py wrong motions had log-odds of up to 2.8, the best right ones 4.2 to 7.5.
 MAX_PLACES = 50
 # A pose is ambiguous if another one was accepted with almost its overlap: the corners of a corridor look alike.
@@ -137,7 +137,7 @@ class Relocaliser:
         guesses: Sequence[FloatArray] = (),
         rule: RigidSettings | None = None,
     ) -> list[PoseCandidate]:
-        """Registrations by matches, without unconstrained ones; those from the guesses and the fallback beside them."""
+        """Registrations by matches, without unconstrained ones, plus those from the guesses and the fallback."""
         matched = [determined(view.surface, frame.surface, m) for frame, m in zip(frames, matched, strict=True)]
         for place, frame in enumerate(frames if len(guesses) else []):
             matched[place] = self._try_guesses(view, frame, matched[place], guesses, rule or self._rigid)

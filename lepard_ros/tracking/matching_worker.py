@@ -130,8 +130,8 @@ def _update(task: MatchingTask, found: CloudMatches, warp: Warp) -> ModelUpdate:
 def _solve(task: MatchingTask, matches: Matches) -> Warp:
     """Fit the warp to the matches, starting from the prediction; if refused, from a rigid motion found by the matches.
 
-    While the object is lost, the prediction is old and the order is reversed. Nothing is cut then: a search in vain
-    fitted and cut four times in a row, which took 1.3 of its 1.7 CPU seconds.
+    While the object is lost, the prediction is old and the order is reversed. No edges are cut then: a failed
+    search fitted and cut four times in a row, which took 1.3 of its 1.7 CPU seconds.
     """
     model, live, solver = task.model, task.live, task.settings.solver
     solver = replace(solver, max_cut_rounds=0) if task.lost else solver

@@ -1,12 +1,15 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The deformable tracker on films whose every point is known; matches are the true ones with planted outliers."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.spatial import cKDTree
 
 from lepard_ros.errors import InputError
 from lepard_ros.geometry.voxel_grid import group_by_cell
+from lepard_ros.registration.deformable.acceptance import WarpEvidence
 from lepard_ros.registration.deformable.graph import GraphSettings, clusters
 from lepard_ros.registration.deformable.warp import Warp
 from lepard_ros.registration.types import Matches
@@ -243,6 +246,42 @@ def test_wrong_matches_of_one_cloud_cut_nothing() -> None:
     assert not any(track.cut_edges for track in tracks)
     assert len(np.unique(clusters(tracker.model.graph.edges, len(tracker.model.graph.nodes)))) == 1
     assert error(tracks[-1], film, 6) < 0.008
+
+
+def test_known_surface_under_an_inexact_warp_is_not_added_again() -> None:
+    """The live cloud lies 2 cm beside where the warp puts the model, as after a turn; it was added as new surface."""
+    points = plane(0.4, 0.3)
+    model = CanonicalModel(points, ModelSettings())
+    before = len(model.points)
+    right = plane(0.4, 0.3) + np.array([0.02, 0.0, 0.0])
+    normals = np.tile(model.normals[0], (len(right), 1))
+    assert model._has_surface(points, np.tile(model.normals[0], (len(points), 1))).all()
+    assert not model._has_surface(right, normals)[right[:, 0] > 0.418].any(), "beyond the rim there is none"
+    assert not model._has_surface(points + np.array([0.0, 0.0, 0.01]), -normals).any(), (
+        "the back of a thin sheet is another one"
+    )
+    warp = Warp(model.graph, model.warp.rotations, model.warp.translations, support=np.ones(len(model.graph.nodes)))
+    for _ in range(3):
+        model.update(warp, points)
+    assert len(model.points) == before
+
+
+def contact(covered: float, overlap: float, residual: float, aligned: float = 0.9) -> Warp:
+    """A warp with such evidence."""
+    rest = CanonicalModel(plane(0.3, 0.3), ModelSettings()).warp
+    evidence = WarpEvidence(*np.zeros(len(WarpEvidence._fields)))._replace(
+        covered=covered, overlap=overlap, residual=residual, aligned=aligned
+    )
+    return replace(rest, evidence=evidence)
+
+
+def test_new_surface_does_not_end_tracking_but_a_poor_fit_does() -> None:
+    _, _, tracker = begun()
+    assert tracker._is_plausible(contact(0.58, 0.73, 0.0055)), "much new surface, and the rest lies on the cloud"
+    assert tracker._is_plausible(contact(0.8, 0.5, 0.007))
+    assert not tracker._is_plausible(contact(0.6, 0.61, 0.0071)), "this one was 13 cm off (seed 0, a match of 0.75 s)"
+    assert not tracker._is_plausible(contact(0.5, 0.6, 0.004))
+    assert not tracker._is_plausible(contact(0.9, 0.9, 0.004, aligned=0.5))
 
 
 def test_cut_edges_stay_cut_when_the_graph_grows() -> None:

@@ -57,11 +57,13 @@ MATCHED_SECONDS, MAX_MATCHED = (0.19, 1.5), 8
 SUPPORT_DECAY = 0.9  # factor on the support of the last matches, for every cloud tracked without matches
 FOLLOW_SECONDS = 1.0  # since the last accepted cloud; allows for clouds that were dropped during a search
 # Limits of tracking without matches: minimum sum of the share of the cloud on the model and the share of the visible
-# model on the cloud (a rotating object shows surface that the model does not have yet, so neither alone decides),
-# minimum mean cosine between normals, maximum share of the model in free space. Inside-out surface is not limited: the
-# far side of a thin limb counts as such. Chosen on the demonstration's films with seeds 0 to 2, followed over 0.3 to
-# 1.4 s in one step: accepted 162 of 177 warps within 7 cm and 0 of 69 that were wrong by more than 10 cm.
+# model on the cloud (a rotating object shows surface that the model does not have yet, so neither alone decides);
+# minimum mean cosine between normals; maximum share of the model in free space. Inside-out surface is not limited: the
+# far side of a thin limb counts as such. If less than MIN_FOLLOWED_COVER of the cloud lies on the model, what does must
+# fit within MAX_FOLLOWED_RESIDUAL metres. Chosen on the demonstration's films with seeds 0 to 2, in real-time play and
+# over 0.3 to 1.4 s in one step: accepted 340 of 375 warps within 7 cm and 0 of 81 that were wrong by more than 10 cm.
 MIN_FOLLOWED_CONTACT, MIN_FOLLOWED_ALIGNED, MAX_FOLLOWED_CONFLICT = 1.2, 0.7, 0.1
+MIN_FOLLOWED_COVER, MAX_FOLLOWED_RESIDUAL = 0.75, 0.006
 # Seconds after a matched cloud for which tracking without matches is allowed: drift accumulates, and faster where the
 # surface does not show every rigid motion. A match of 0.6 s is that old when the next one begins, and twice that when
 # the next one ends. Chosen on the demonstration's film (seed 0).
@@ -339,6 +341,8 @@ class DeformableTracker:
         if known is None or known.strain > MAX_STRAIN:
             return False
         if known.covered + known.overlap < MIN_FOLLOWED_CONTACT or known.aligned < MIN_FOLLOWED_ALIGNED:
+            return False
+        if known.covered < MIN_FOLLOWED_COVER and known.residual > MAX_FOLLOWED_RESIDUAL:
             return False
         return known.conflict <= MAX_FOLLOWED_CONFLICT
 

@@ -46,6 +46,9 @@ HARDER = 2.0  # factor on points, matches, seeds and hypotheses in a further try
 MAX_SIDES = 2  # orientations of clouds without a viewpoint that are tried again
 COARSE_TOLERANCE = 2.0  # factor on the tolerances for coarse matches, relative to fine ones
 MAX_GUIDED = 3  # repositioned pairs for which fine matches are computed
+# ICP iterations of `register_many`, which has no further tries. Chosen on TUM fr1_desk, every 10th frame: with 20, a
+# right motion had not converged, and 18 frames instead of 19 got a pose.
+PATIENT_ITERATIONS = 40
 RANKING_POINTS = 400  # source points that are matched to rank targets
 SUREST = 50  # most confident coarse matches that rank repositioned pairs
 # A rotation (3, 3) about no grid axis: the same points then fall into other cells.
@@ -297,15 +300,16 @@ class Matcher:
         started = time.perf_counter()
         many = self.match_many(cloud, others)
         seconds = {"encode": encoding, "match": time.perf_counter() - started}
-        return [self._register(cloud, other, matches, seconds) for other, matches in zip(others, many, strict=True)]
+        patient = replace(self.rigid, refine_iterations=PATIENT_ITERATIONS)
+        pairs = zip(others, many, strict=True)
+        return [self._register(cloud, other, matches, seconds, rigid=patient) for other, matches in pairs]
 
     def register_best(
-        self, source: EncodedCloud, targets: Sequence[EncodedCloud], count: int, odds: float
+        self, source: EncodedCloud, targets: Sequence[EncodedCloud], count: int
     ) -> dict[int, Registration]:
         """Register one cloud to the `count` targets whose matches agree best, by their index, best first.
 
-        Ranking a target costs a tenth of registering it, so that a map can be searched. odds: prior log-odds against a
-        target, which a motion has to outweigh.
+        Ranking a target costs a tenth of registering it, so that a map can be searched.
         """
         if not targets:
             return {}
@@ -313,10 +317,7 @@ class Matcher:
         found = quick.match_many(source, targets)
         scores = [agreement(matches, source.surface.spacing, self.rigid) for matches in found]
         best = np.argsort(np.negative(scores), kind="stable")[:count].tolist()
-        rule = self.settings.rigid.acceptance
-        stricter = replace(rule, min_quality=rule.min_quality + odds)
-        strict = self._with(replace(self.settings, rigid=replace(self.settings.rigid, acceptance=stricter)))
-        return dict(zip(best, strict.register_many(source, [targets[index] for index in best]), strict=True))
+        return dict(zip(best, self.register_many(source, [targets[index] for index in best]), strict=True))
 
     def _with(self, settings: MatcherSettings) -> "Matcher":
         """The same network with other settings."""
@@ -350,12 +351,13 @@ class Matcher:
         matches: Matches,
         seconds: dict[str, float],
         further: FloatArray | None = None,
+        rigid: RigidSettings | None = None,
     ) -> Registration:
         """Estimate in the clouds' local frames, then apply their offsets. further: additional motions (H, 4, 4)."""
         if not len(source) or not len(target):
             return Registration(None, Status.TOO_FEW_POINTS, matches, np.zeros(0, dtype=bool), seconds=seconds)
         local = local_matches(matches, source, target)
-        rigid = replace(self.rigid, patch=PATCH_CELLS * target.surface.spacing)
+        rigid = replace(rigid or self.rigid, patch=PATCH_CELLS * target.surface.spacing)
         result = register_matches(local, source.surface, target.surface, rigid, further=further)
         transform = result.transform
         if transform is not None and (source.offset.any() or target.offset.any()):

@@ -144,18 +144,31 @@ def test_distinct_views_leave_out_what_shows_the_same() -> None:
     assert [frame.id for frame in distinct_views(list(buffer), 0.5, 2)] == [0, 5]
 
 
+def relocaliser_in(keyframes: KeyframeMap) -> Relocaliser:
+    settings, rigid = TrackerSettings(), RigidSettings()
+    return Relocaliser(FpfhMatcher(), keyframes, Follower(keyframes, settings, rigid), settings, rigid)
+
+
+def seen_at(place: float, number: int, overlap: float = 0.5, quality: float = 5.0) -> PoseCandidate:
+    frame = Keyframe(number, 0.0, look(place, 0, 0), tiny_view())
+    none = np.zeros(0, dtype=bool)
+    return PoseCandidate(frame, Registration(np.eye(4), Status.OK, NO_MATCHES, none, overlap=overlap, quality=quality))
+
+
 def test_a_pose_is_not_confirmed_while_another_place_fits_almost_as_well() -> None:
-    settings = TrackerSettings()
-    keyframes = KeyframeMap(settings)
-    matcher, rigid = FpfhMatcher(), RigidSettings()
-    relocaliser = Relocaliser(matcher, keyframes, Follower(keyframes, settings, rigid), settings, rigid)
-
-    def seen_at(place: float, number: int, overlap: float) -> PoseCandidate:
-        frame = Keyframe(number, 0.0, look(place, 0, 0), tiny_view())
-        motion = Registration(np.eye(4), Status.OK, NO_MATCHES, np.zeros(0, dtype=bool), overlap=overlap)
-        return PoseCandidate(frame, motion)
-
+    relocaliser = relocaliser_in(KeyframeMap(TrackerSettings()))
     here = [seen_at(0.0, 0, 0.8), seen_at(0.05, 1, 0.7)]
     assert relocaliser.confirm(tiny_view(), [*here, seen_at(13.0, 2, 0.75)], 0.0) is None
     assert relocaliser.confirm(tiny_view(), here[:1], 0.0) is None, "one look is never enough"
     assert relocaliser.confirm(tiny_view(), [*here, seen_at(13.0, 2, 0.4)], 0.0) is here[0]
+
+
+def test_a_place_among_many_needs_more_evidence_unless_the_sensor_was_just_near_it() -> None:
+    keyframes = KeyframeMap(TrackerSettings())
+    for number in range(60):
+        keyframes.keyframes.add(Keyframe(number, float(number), look(0.5 * number, 0, 0), tiny_view()))
+    relocaliser, weak = relocaliser_in(keyframes), seen_at(10.0, 20, quality=2.0)
+    assert not relocaliser._likely(weak, 100.0) and relocaliser._likely(seen_at(10.0, 20, quality=5.0), 100.0)
+    keyframes.path.add(99.0, 19, np.eye(4))
+    assert relocaliser._likely(weak, 100.0), "half a metre from the last pose, one second later"
+    assert not relocaliser._likely(weak, 200.0), "by then the sensor may be anywhere"

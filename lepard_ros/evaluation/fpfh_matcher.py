@@ -69,10 +69,8 @@ class FpfhMatcher:
         """Matches with each target."""
         return [match_fpfh(source.surface, target.surface) for target in targets]
 
-    def register_best(
-        self, source: FpfhCloud, targets: list[FpfhCloud], count: int, odds: float
-    ) -> dict[int, Registration]:
-        """Motions to all targets, by their index: FPFH has no cheap ranking. count and odds are not used."""
+    def register_best(self, source: FpfhCloud, targets: list[FpfhCloud], count: int) -> dict[int, Registration]:
+        """Motions to all targets, by their index: FPFH has no cheap ranking, and `count` is not used."""
         return dict(enumerate(self.register_many(source, targets)))
 
     def register_many(self, source: FpfhCloud, targets: list[FpfhCloud]) -> list[Registration]:

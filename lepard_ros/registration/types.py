@@ -75,6 +75,7 @@ class Registration:
     covariance: (6, 6) of the motion [translation, rotation vector] in the target's frame, or None.
     seconds: wall time by stage. method: which estimator found it ("lepard" or a fallback's name).
     predicted: metres, standard deviation of unconstrained directions that were predicted; 0 if all were measured.
+    quality: log-odds of the acceptance rule, NaN if no motion was tested.
     """
 
     transform: FloatArray | None
@@ -87,6 +88,7 @@ class Registration:
     seconds: dict[str, float] = field(default_factory=dict)
     method: str = "lepard"
     predicted: float = 0.0
+    quality: float = float("nan")
 
     @property
     def ok(self) -> bool:

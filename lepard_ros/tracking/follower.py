@@ -190,12 +190,15 @@ class Follower:
         """Prefer a keyframe (usually the newest one) from now on."""
         self._last_keyframe = frame.id
 
-    def reachable_from_last(self, candidate: PoseCandidate, stamp: float) -> bool:
-        """Whether a candidate was accepted and the sensor can have reached its pose since the last one."""
+    def reachable_from_last(self, candidate: PoseCandidate, stamp: float, max_seconds: float = np.inf) -> bool:
+        """Whether a candidate was accepted and the sensor can have reached its pose since the last one.
+
+        max_seconds: maximum age of the last pose.
+        """
         latest = self._map.path.latest(self._map.keyframes, 1)
-        if not self._pose_valid or candidate.pose is None:
+        if not self._pose_valid or candidate.pose is None or not latest or stamp - latest[0][0] > max_seconds:
             return False
-        return bool(latest) and self.reachable(*latest[0], stamp, candidate.pose)
+        return self.reachable(*latest[0], stamp, candidate.pose)
 
     def reachable(self, since: float, start: FloatArray, stamp: float, pose: FloatArray) -> bool:
         """Whether the sensor can have moved from one pose to another in the time between."""

@@ -2,6 +2,7 @@
 """Relocalisation with Lepard: around the last pose first, then in the whole map. A jump needs a second confirmation."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from lepard_ros.geometry.poses import turned_poses
 from lepard_ros.geometry.rigid_motion import invert
 from lepard_ros.registration.rigid.estimate import RigidSettings
 from lepard_ros.registration.rigid.fallback import register_fpfh
-from lepard_ros.registration.types import NO_MATCHES, Registration
+from lepard_ros.registration.types import NO_MATCHES, Registration, Status
 from lepard_ros.tracking.follower import Follower
 from lepard_ros.tracking.keyframe_map import KeyframeMap
 from lepard_ros.tracking.keyframes import Keyframe, distinct_views, view_distances
@@ -33,9 +34,11 @@ NEAREST_FIRST = 4  # keyframes around the last pose that are searched before the
 # Keyframes closer than this to one that is searched are left out (metres, with rotation converted): they show the same.
 # In a map with a keyframe at every step the whole search would otherwise be spent on one place.
 SEARCH_SPACING = 0.5
-# A priori a cloud may be at any of up to MAX_PLACES places, so a motion found by a search needs more evidence. In ten
-# views of the corridor of bench/walk.py wrong motions had log-odds of up to 2.8, the best right ones 4.2 to 7.5.
+# A priori a cloud may be at any of up to MAX_PLACES places, so a pose found by a search needs more evidence, unless the
+# sensor can have moved there since its last pose, at most MAX_SINCE_LAST seconds ago. In 16 views of the corridor of
+# bench/walk.py wrong motions had log-odds of up to 2.8, the best right ones 3.7 to 7.5.
 MAX_PLACES = 50
+MAX_SINCE_LAST = 3.0
 # A pose is ambiguous if another one was accepted with almost its overlap: the corners of a corridor look alike.
 CLEARLY_WORSE = 0.1
 
@@ -80,7 +83,7 @@ class Relocaliser:
             return candidates
         return [self._retry_wide(view, candidate, guesses[-1]) for candidate in candidates]
 
-    def search(self, view: View, tried: list[PoseCandidate]) -> list[PoseCandidate]:
+    def search(self, view: View, stamp: float, tried: list[PoseCandidate]) -> list[PoseCandidate]:
         """Compare the matches of similar keyframes and register the best; a large map is searched over several clouds.
 
         The limit is a count, not a time, so that the result does not depend on the speed of the machine.
@@ -90,12 +93,18 @@ class Relocaliser:
             self._search_index = 0  # all were searched
         frames = frames[self._search_index : self._search_index + SEARCH_KEYFRAMES]
         clouds = [frame.view.encode(self._matcher) for frame in frames]
-        odds = float(np.log(min(len(self._map.keyframes), MAX_PLACES)))
-        registered = self._matcher.register_best(view.encode(self._matcher), clouds, SEARCH_REGISTERED, odds)
+        registered = self._matcher.register_best(view.encode(self._matcher), clouds, SEARCH_REGISTERED)
         found = self._verified(view, [frames[index] for index in registered], list(registered.values()))
+        found = [candidate if self._likely(candidate, stamp) else _refused(candidate) for candidate in found]
         if not any(candidate.registration.ok for candidate in found):
             self._search_index += SEARCH_KEYFRAMES  # else the next cloud has to confirm it here
         return [candidate for candidate in tried if candidate.registration.ok] + found
+
+    def _likely(self, candidate: PoseCandidate, stamp: float) -> bool:
+        """Whether the evidence for a pose outweighs its prior odds."""
+        if self._follower.reachable_from_last(candidate, stamp, MAX_SINCE_LAST):
+            return True
+        return candidate.registration.quality >= np.log(min(len(self._map.keyframes), MAX_PLACES))
 
     def confirm(self, view: View, candidates: list[PoseCandidate], stamp: float) -> PoseCandidate | None:
         """Return a pose once two keyframes or two clouds agree on it: a single match may be wrong.
@@ -196,3 +205,9 @@ def _ambiguous(group: list[PoseCandidate], candidates: list[PoseCandidate]) -> b
     """Whether a candidate outside the group was accepted with almost the overlap of the best one in it."""
     others = [candidate for candidate in candidates if candidate.registration.ok and candidate not in group]
     return any(other.registration.overlap > group[0].registration.overlap - CLEARLY_WORSE for other in others)
+
+
+def _refused(candidate: PoseCandidate) -> PoseCandidate:
+    """The candidate without its pose."""
+    refused = replace(candidate.registration, transform=None, covariance=None, status=Status.TOO_FEW_INLIERS)
+    return PoseCandidate(candidate.keyframe, refused if candidate.registration.ok else candidate.registration)

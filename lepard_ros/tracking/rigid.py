@@ -228,7 +228,7 @@ class RigidTracker:
         if group and not self._pose_disputed:
             return group[0], Event.FOLLOWED, candidates
         self._pose_disputed = False
-        candidates = self._background.run(lambda: self._relocaliser.search(view, candidates))
+        candidates = self._background.run(lambda: self._relocaliser.search(view, stamp, candidates))
         found = self._background.run(lambda: self._relocaliser.confirm(view, candidates, stamp))
         if found is None and group:
             return group[0], Event.FOLLOWED, candidates  # disputed, but no other pose was found

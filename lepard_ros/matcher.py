@@ -46,9 +46,6 @@ HARDER = 2.0  # factor on points, matches, seeds and hypotheses in a further try
 MAX_SIDES = 2  # orientations of clouds without a viewpoint that are tried again
 COARSE_TOLERANCE = 2.0  # factor on the tolerances for coarse matches, relative to fine ones
 MAX_GUIDED = 3  # repositioned pairs for which fine matches are computed
-# ICP iterations of `register_many`, which has no further tries. Chosen on TUM fr1_desk, every 10th frame: with 20, a
-# right motion had not converged, and 18 frames instead of 19 got a pose.
-PATIENT_ITERATIONS = 40
 RANKING_POINTS = 400  # source points that are matched to rank targets
 SUREST = 50  # most confident coarse matches that rank repositioned pairs
 # A rotation (3, 3) about no grid axis: the same points then fall into other cells.
@@ -300,9 +297,7 @@ class Matcher:
         started = time.perf_counter()
         many = self.match_many(cloud, others)
         seconds = {"encode": encoding, "match": time.perf_counter() - started}
-        patient = replace(self.rigid, refine_iterations=PATIENT_ITERATIONS)
-        pairs = zip(others, many, strict=True)
-        return [self._register(cloud, other, matches, seconds, rigid=patient) for other, matches in pairs]
+        return [self._register(cloud, other, matches, seconds) for other, matches in zip(others, many, strict=True)]
 
     def register_best(
         self, source: EncodedCloud, targets: Sequence[EncodedCloud], count: int
@@ -351,13 +346,12 @@ class Matcher:
         matches: Matches,
         seconds: dict[str, float],
         further: FloatArray | None = None,
-        rigid: RigidSettings | None = None,
     ) -> Registration:
         """Estimate in the clouds' local frames, then apply their offsets. further: additional motions (H, 4, 4)."""
         if not len(source) or not len(target):
             return Registration(None, Status.TOO_FEW_POINTS, matches, np.zeros(0, dtype=bool), seconds=seconds)
         local = local_matches(matches, source, target)
-        rigid = replace(rigid or self.rigid, patch=PATCH_CELLS * target.surface.spacing)
+        rigid = replace(self.rigid, patch=PATCH_CELLS * target.surface.spacing)
         result = register_matches(local, source.surface, target.surface, rigid, further=further)
         transform = result.transform
         if transform is not None and (source.offset.any() or target.offset.any()):

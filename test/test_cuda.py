@@ -85,7 +85,7 @@ def test_matches_are_those_of_the_cpu(name: str, guided: bool) -> None:
         first, second = matcher.encode(source), matcher.encode(target)
         assert first.points.is_cuda and first.features.is_cuda
         again = EncodedCloud.from_arrays(first.to_arrays(), matcher.device)  # a saved map
-        (kept,) = matcher.match_many(again, [second])
+        kept = matcher.match(again, second)
         if name == "ours":
             matcher.register_many(again, [second])
     assert len(expected.confidence) > 20

@@ -177,7 +177,11 @@ def test_an_initial_pose_starts_a_search() -> None:
         hint.pose.pose.orientation.w = 1.0
         publisher.publish(hint)
         probe.until(lambda: "around the initial pose" in node.log())
-        states = [probe.track(cloud_at(1), start + step * STEP_NS).state for step in (4, 5, 6)]
+        states = []
+        for step in range(4, 12):  # a busy machine may drop one, and one look is not enough
+            states.append(probe.track(cloud_at(1), start + step * STEP_NS).state)
+            if states[-1] == TrackingStatus.RELOCALISED:
+                break
         assert TrackingStatus.RELOCALISED in states
         assert set(states[: states.index(TrackingStatus.RELOCALISED)]) <= {TrackingStatus.LOST}
         assert probe.heard["status"][-1].keyframes >= keyframes

@@ -84,6 +84,7 @@ def test_the_documented_security_policy_allows_all_that_the_node_does(connection
     assert policy is not None
     (profile,) = ElementTree.fromstring(policy[0]).iter("profile")
     ask = connection.node
+    connection.until(lambda: "lepard" in ask.get_node_names())  # DDS discovers names after topics
     for path, names_and_types in (
         ("topics[@publish]/topic", ask.get_publisher_names_and_types_by_node("lepard", "/")),
         ("topics[@subscribe]/topic", ask.get_subscriber_names_and_types_by_node("lepard", "/")),

@@ -56,6 +56,8 @@ def play_into_node(film: Film, output: Path, weights: str, fallback: str, real_t
 
     recorder = WarpRecorder()
     parameters = {"mode": "deformable", "weights": weights, "fallback": fallback}
+    if not real_time:
+        parameters["match_delay"] = "0"  # the sensor waits, so every cloud waits for its own matches: repeatable
     node = run_node(recorder, output / "bag", len(film.stamps_ns), parameters, output / "node.log", real_time)
     return WarpRun(film, recorder.warps, recorder.recorded.frames, node, weights)
 

@@ -1,6 +1,8 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The keyframe buffer: its bounds, what it evicts, and the overlap it predicts."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from box_room import CAMERA, look, render, sweep
@@ -161,6 +163,15 @@ def test_a_pose_is_not_confirmed_while_another_place_fits_almost_as_well() -> No
     assert relocaliser.confirm(tiny_view(), [*here, seen_at(13.0, 2, 0.75)], 0.0) is None
     assert relocaliser.confirm(tiny_view(), here[:1], 0.0) is None, "one look is never enough"
     assert relocaliser.confirm(tiny_view(), [*here, seen_at(13.0, 2, 0.4)], 0.0) is here[0]
+
+
+def test_two_poses_from_one_keyframe_are_rivals_too() -> None:
+    """They share the keyframe and differ in arrays, which == cannot compare."""
+    relocaliser = relocaliser_in(KeyframeMap(TrackerSettings()))
+    here = [seen_at(0.0, 0, 0.8), seen_at(0.05, 1, 0.7)]
+    elsewhere = replace(here[0].registration, transform=look(13.0, 0, 0), overlap=0.75)
+    rival = PoseCandidate(here[0].keyframe, elsewhere)
+    assert relocaliser.confirm(tiny_view(), [*here, rival], 0.0) is None
 
 
 def test_a_place_among_many_needs_more_evidence_unless_the_sensor_was_just_near_it() -> None:

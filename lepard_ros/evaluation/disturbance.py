@@ -2,22 +2,22 @@
 """Robustness to scale and frame: the same pairs at another scale, or in a frame other than the sensor's."""
 
 import re
-import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.spatial.transform import Rotation
 
-from lepard_ros.evaluation.methods import LEPARD, MethodResult
+from lepard_ros.cloud.normals import UNKNOWN
+from lepard_ros.evaluation.methods import LEPARD, MethodResult, timed
 from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.geometry.rigid_motion import move
+from lepard_ros.registration.types import Registration
 
 if TYPE_CHECKING:
     from lepard_ros.matcher import Matcher
 
 MAX_SHIFT = 1.0  # metres
-UNKNOWN = "unknown"
 NAME = re.compile(r"^(?P<method>.*?)(\+x(?P<scale>\d+(\.\d+)?))?(?P<moved>\+moved)?$")
 
 
@@ -55,21 +55,23 @@ class DisturbedMethod:
         """Disturb, register from raw points, undo."""
         scale, moved = self.disturbance.scale, self.disturbance.moved
         placed = random_placement(len(source), len(target)) if moved else np.eye(4)
-        wall, cpu = time.perf_counter(), time.process_time()
-        clouds = [move(placed, source) * scale, target * scale]
-        first, second = self.matcher.encode_all(clouds, [UNKNOWN if moved else None, None])
-        result = self.matcher.register(first, second)
-        seconds, cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
-        undone = MethodResult(None, result.ok, seconds, cpu_seconds, result.status.name, stages=dict(result.seconds))
-        back = np.linalg.inv(placed)
+        clouds, viewpoints = [move(placed, source) * scale, target * scale], [UNKNOWN if moved else None, None]
+
+        def register() -> Registration:
+            first, second = self.matcher.encode_all(clouds, viewpoints)
+            return self.matcher.register(first, second)
+
+        result = timed(register)
+        assert result.matches is not None
         matches = result.matches._replace(
-            source=move(back, result.matches.source / scale), target=result.matches.target / scale
+            source=move(np.linalg.inv(placed), result.matches.source / scale), target=result.matches.target / scale
         )
+        result = replace(result, matches=matches, covariance=None)  # that of the disturbed frame
         if result.transform is None:
-            return replace(undone, matches=matches)
+            return result
         transform = result.transform.copy()
         transform[:3, 3] /= scale
-        return replace(undone, transform=transform @ placed, matches=matches)
+        return replace(result, transform=transform @ placed)
 
 
 def random_placement(*seed: int) -> FloatArray:

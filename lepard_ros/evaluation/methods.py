@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lepard_ros.errors import InputError
 from lepard_ros.evaluation.baselines import RIGID_BASELINES, Guess
 from lepard_ros.geometry.arrays import FloatArray
-from lepard_ros.registration.types import Matches
+from lepard_ros.registration.types import Matches, Registration
 
 if TYPE_CHECKING:
     from lepard_ros.matcher import Matcher
@@ -67,6 +67,23 @@ class BaselineMethod:
         )
 
 
+def timed(register: Callable[[], Registration]) -> MethodResult:
+    """What a call of `Matcher.register` gave, and how long it took."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = register()
+    return MethodResult(
+        transform=result.transform,
+        accepted=result.ok,
+        seconds=time.perf_counter() - wall,
+        cpu_seconds=time.process_time() - cpu,
+        status=result.status.name,
+        matches=result.matches,
+        inliers=result.inliers,
+        covariance=result.covariance,
+        stages=dict(result.seconds),
+    )
+
+
 class LepardMethod:
     """The matcher, end to end and alone: encode both clouds, match, register."""
 
@@ -77,19 +94,7 @@ class LepardMethod:
         """Register with `Matcher.register`, or from its matches as the paper does."""
         if self.estimator != "ours":
             return self._as_in_the_paper(source, target)
-        wall, cpu = time.perf_counter(), time.process_time()
-        result = self.matcher.register(source, target)
-        return MethodResult(
-            transform=result.transform,
-            accepted=result.ok,
-            seconds=time.perf_counter() - wall,
-            cpu_seconds=time.process_time() - cpu,
-            status=result.status.name,
-            matches=result.matches,
-            inliers=result.inliers,
-            covariance=result.covariance,
-            stages=dict(result.seconds),
-        )
+        return timed(lambda: self.matcher.register(source, target))
 
     def _as_in_the_paper(self, source: FloatArray, target: FloatArray) -> MethodResult:
         """RANSAC over the matches, and maybe ICP: a motion for every pair, never refused."""

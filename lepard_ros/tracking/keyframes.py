@@ -18,7 +18,7 @@ OVERLAP_CANDIDATES = 40  # maximum number of keyframes whose overlap is predicte
 DEGREES_PER_METRE = 60.0  # a rotation by this much changes the view about as much as one metre of translation
 
 
-@dataclass
+@dataclass(eq=False)  # equal by identity: == cannot compare the arrays inside
 class Keyframe:
     """A cloud of the map. pose: (4, 4) T_map_sensor. covariance: (6, 6) of the pose, in the map frame."""
 

@@ -15,7 +15,7 @@ SAME_TURN = 8.0  # degrees
 CLEARLY_BETTER = 0.1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # equal by identity: == cannot compare the arrays inside
 class PoseCandidate:
     """A keyframe and the registration of the cloud to it."""
 

@@ -203,8 +203,7 @@ class Relocaliser:
 
 def _ambiguous(group: list[PoseCandidate], candidates: list[PoseCandidate]) -> bool:
     """Whether a candidate outside the group was accepted with almost the overlap of the best one in it."""
-    grouped = {id(candidate) for candidate in group}  # by identity: they hold arrays, which == does not compare
-    others = [candidate for candidate in candidates if candidate.registration.ok and id(candidate) not in grouped]
+    others = [candidate for candidate in candidates if candidate.registration.ok and candidate not in group]
     return any(other.registration.overlap > group[0].registration.overlap - CLEARLY_WORSE for other in others)
 
 

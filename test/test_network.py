@@ -344,6 +344,29 @@ def test_context_begins_as_the_same_function_and_is_invariant_to_rotation() -> N
         torch.testing.assert_close(after.encode(turned)[1], alone[0], atol=1e-3, rtol=1e-2)
 
 
+def test_a_chiral_context_begins_as_the_same_function_and_sees_a_mirror() -> None:
+    plain = replace(TINY_SMOOTH, context=2, chirality=False)
+    before, after = network_of(plain), network_of(replace(plain, chiral_context=True))
+    for network in (before, after):
+        assert network.backbone.context is not None
+        torch.nn.init.normal_(network.backbone.context.out.weight, std=0.3)
+    after.load_state_dict(grown(before.state_dict(), after.state_dict()))
+    (pyramid,) = pyramids(plain, 0)
+    with torch.no_grad():
+        old, new = (network.encode(pyramid)[1] for network in (before, after))
+        assert old is not None and new is not None
+        torch.testing.assert_close(new, old, atol=1e-5, rtol=1e-4)
+        torch.nn.init.normal_(after.backbone.context.bias.mlp[0].weight, std=3.0)  # type: ignore[union-attr]
+        here, mirrored, turned = (
+            after.encode(p)[1] for p in (pyramid, pyramid.mirrored(), turned_pyramid(pyramid.mirrored()))
+        )
+        blind = [before.encode(p)[1] for p in (pyramid, pyramid.mirrored())]
+    assert here is not None and mirrored is not None and blind[0] is not None and blind[1] is not None
+    assert (here - mirrored).abs().max() > 0.02
+    torch.testing.assert_close(turned, mirrored, atol=2e-3, rtol=1e-2)
+    torch.testing.assert_close(blind[0], blind[1], atol=2e-3, rtol=1e-2)
+
+
 def test_a_smaller_network_is_not_grown() -> None:
     before, after = network_of(replace(TINY_OURS, bottleneck=2)), network_of(TINY_OURS)
     with pytest.raises(RuntimeError, match="size mismatch"):

@@ -59,6 +59,14 @@ class Pyramid:
         """The same pyramid on another device."""
         return replace(self, **{f.name: _to(getattr(self, f.name), device) for f in fields(self)})
 
+    def mirrored(self) -> "Pyramid":
+        """The mirror image in the plane x = 0: the same neighbours, other points and normals."""
+        points, normals = (
+            [values * values.new_tensor([-1.0, 1.0, 1.0]) for values in levels]
+            for levels in (self.points, self.normals)
+        )
+        return replace(self, points=points, normals=normals)
+
 
 def _to(value: Any, device: torch.device | str) -> Any:
     if isinstance(value, Tensor):

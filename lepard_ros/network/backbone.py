@@ -167,8 +167,7 @@ class Context(nn.Module):
         super().__init__()
         dim, heads = config.feature_dim, config.heads
         self.layers = nn.ModuleList(AttentionLayer(dim, heads) for _ in range(config.context))
-        # Without chirality: a mirrored sample differs in its convolutions only.
-        self.bias = PairBias(config.context, heads, config.coarse_grid)
+        self.bias = PairBias(config.context, heads, config.coarse_grid, config.chiral_context)
         self.out = nn.Linear(dim, config.width * 2**MATCH_LEVEL, bias=False)
         nn.init.zeros_(self.out.weight)
 

@@ -49,6 +49,7 @@ class LepardConfig:
     bottleneck: int = 4  # ratio of the width of a residual block to that of its convolution
     decoder: str = "nearest"  # "nearest": the published one; "smooth": interpolated, and convolved at every level
     context: int = 0  # self attention layers of the decoder, through which fine features see the whole cloud
+    chiral_context: bool = False  # these layers see the twist between points, which distinguishes left from right
     normalisation: str = (
         "joint"  # "joint": over all stacked clouds; "cloud": each cloud alone, so that it can be cached
     )

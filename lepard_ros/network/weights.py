@@ -243,7 +243,7 @@ def grown(old: dict[str, Tensor], new: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 NEW_BLOCKS = ("backbone.decoder_blocks.", "backbone.context.")
-GROWING = ("KPConv.weights", "unary1.mlp.weight", "unary2.mlp.weight", "pair_bias.mlp.0.weight")
+GROWING = ("KPConv.weights", "unary1.mlp.weight", "unary2.mlp.weight", "bias.mlp.0.weight")
 
 
 def _grown(name: str, before: Tensor, after: Tensor) -> Tensor:

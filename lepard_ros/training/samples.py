@@ -54,9 +54,9 @@ class Sample:
         return Sample(self.pyramid.to(device), (relations[0], relations[1]), owners)
 
     def mirrored(self) -> "Sample":
-        """The mirror image of the cloud, as represented by invariant convolutions."""
+        """The mirror image of the cloud, with the operators of invariant convolutions."""
         same, down = ([replace(r, bag=r.invariant_bag().mirrored()) for r in level] for level in self.relations)
-        return replace(self, relations=(same, down))
+        return replace(self, pyramid=self.pyramid.mirrored(), relations=(same, down))
 
 
 @dataclass

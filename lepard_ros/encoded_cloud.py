@@ -28,7 +28,7 @@ MAX_COARSE = 2_500
 # Raw rigid clouds are compared on a grid on which the smaller one has about GOOD_POINTS cells: the network was trained
 # on rooms with a 5 cm grid, and treats a desk or a street as a room at another scale. Its own grid is kept if it gives
 # between that and MANY_POINTS. Cells hold at least POINTS_PER_CELL points on average; finer cells would be raw points.
-GOOD_POINTS, MANY_POINTS, POINTS_PER_CELL = 6_000, 20_000, 1.8
+GOOD_POINTS, MANY_POINTS, POINTS_PER_CELL = 4_500, 20_000, 1.8
 # Points of which gridding would keep more than this share are already on a grid.
 ON_GRID = 0.8
 # The origin is taken for the sensor's place unless the whole cloud is further away than this, in metres.

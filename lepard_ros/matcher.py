@@ -35,7 +35,7 @@ from lepard_ros.network.weights import Card, find_weights, load
 from lepard_ros.registration.rigid.acceptance import MIN_INLIERS
 from lepard_ros.registration.rigid.covariance import PATCH_CELLS
 from lepard_ros.registration.rigid.estimate import RigidSettings, agreement, candidate_motions, register_matches
-from lepard_ros.registration.types import NO_MATCHES, Matches, Registration, Status
+from lepard_ros.registration.types import NO_MATCHES, Matches, Registration, Status, Surface
 
 __all__ = ["EncodedCloud", "Matcher", "MatcherSettings", "PointsLike"]
 
@@ -43,6 +43,9 @@ Side = tuple[EncodedCloud, EncodedCloud, Matches]
 SMALL_CELLS = 12  # a cloud with fewer cells across is an object, not a place
 FINE_POINTS = 1500  # source points that are matched where time matters more than the best matches
 HARDER = 2.0  # factor on points, matches, seeds and hypotheses in a further try
+COARSE_CELLS = 1_500  # of the smaller cloud, on the second grid of a further try
+MIN_COARSER = 1.4  # minimum factor between the two grids
+PATIENCE = 3  # factor on the iterations that refine the motion of a further try
 MAX_SIDES = 2  # orientations of clouds without a viewpoint that are tried again
 COARSE_TOLERANCE = 2.0  # factor on the tolerances for coarse matches, relative to fine ones
 MAX_GUIDED = 3  # repositioned pairs for which fine matches are computed
@@ -246,8 +249,9 @@ class Matcher:
     ) -> Registration:
         """The rigid motion from the source to the target; refused (transform None) unless it is reliable.
 
-        effort (None: that of the settings): further tries if the motion is refused. The first uses more matches and
-        hypotheses. The second also rotates the grid and treats the viewpoints as unknown, which needs raw clouds.
+        effort (None: that of the settings): further tries if the motion is refused. 1: with matches on a coarser grid.
+        2: also with more matches and hypotheses, then with a rotated grid and unknown viewpoints, which needs raw
+        clouds.
         """
         effort = self.settings.effort if effort is None else effort
         cloud, other = self._encoded([source, target])
@@ -259,11 +263,36 @@ class Matcher:
         if result.ok or effort < 1 or result.status is Status.TOO_FEW_POINTS:
             return result
         started = time.perf_counter()
-        again = self._try_harder(sides)
+        again = self._try_coarser(sides)
+        if not again.ok and effort > 1:
+            again = self._try_harder(sides)
         if not (again.ok or effort < 2 or isinstance(source, EncodedCloud) or isinstance(target, EncodedCloud)):
             again = self._try_turned(source, target, cloud.surface.spacing)
         result = again if again.ok else result
         return replace(result, seconds=seconds | {"further tries": time.perf_counter() - started})
+
+    def _try_coarser(self, sides: Sequence["Side"]) -> Registration:
+        """Try with additional matches of the same clouds on a coarser grid; the first accepted motion.
+
+        Its descriptors see more of the scene, and its matches fail on other pairs than those of the finer grid
+        (docs/training_log.md, eighth round). Both grids' matches give hypotheses and evidence on the finer surfaces.
+        """
+        patient = replace(self.settings.rigid, refine_iterations=PATIENCE * self.settings.rigid.refine_iterations)
+        matcher = self._with(replace(self.settings, rigid=patient))
+        for source, target, matches in sides[:MAX_SIDES]:
+            grid = coarser_grid(source.surface, target.surface)
+            first, second, coarse = self._sides(self._regridded(source, grid), self._regridded(target, grid))[0]
+            further, _ = candidate_motions(coarse, first.surface, second.surface, self.rigid)
+            placed = Matches(coarse.source + source.offset, coarse.target + target.offset, coarse.confidence)
+            result = matcher._register(source, target, merged(matches, placed), {}, further)
+            if result.ok:
+                break
+        return result
+
+    def _regridded(self, cloud: EncodedCloud, grid: float) -> EncodedCloud:
+        """An encoded cloud on another grid in metres."""
+        place = cloud.surface.viewpoint
+        return self.encode(cloud.surface.points, place if np.isfinite(place).all() else UNKNOWN, grid)
 
     def _try_harder(self, sides: Sequence["Side"]) -> Registration:
         """Try with more matches and hypotheses, orientations with the most matches first; the first accepted motion."""
@@ -451,6 +480,19 @@ def most_confident(
     order = scores.argsort(descending=True, stable=True)[:count]
     a, b, confidences = (value[order].cpu().numpy() for value in (rows, columns, scores))
     return a, b, confidences.astype(np.float64)
+
+
+def merged(first: Matches, second: Matches) -> Matches:
+    """The matches of both, most confident first, as the estimator reports their inliers."""
+    columns = [np.concatenate(column) for column in zip(first, second, strict=True)]
+    order = np.argsort(-columns[2], kind="stable")
+    return Matches(*(column[order] for column in columns))
+
+
+def coarser_grid(source: Surface, target: Surface) -> float:
+    """The second grid in metres of a pair of surfaces: the smaller one has about COARSE_CELLS cells on it."""
+    cells = min(len(source.points), len(target.points))
+    return target.spacing * max(MIN_COARSER, float(np.sqrt(cells / COARSE_CELLS)))
 
 
 def local_matches(matches: Matches, source: EncodedCloud, target: EncodedCloud) -> Matches:

@@ -16,9 +16,9 @@ from lepard_ros.encoded_cloud import GOOD_POINTS, EncodedCloud, suitable_grid
 from lepard_ros.errors import InputError
 from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.geometry.rigid_motion import exponential, invert, move
-from lepard_ros.matcher import MatcherSettings
+from lepard_ros.matcher import COARSE_CELLS, MatcherSettings, coarser_grid
 from lepard_ros.registration.rigid.acceptance import AcceptanceSettings, gather_evidence, quality
-from lepard_ros.registration.types import NO_MATCHES, Status
+from lepard_ros.registration.types import NO_MATCHES, Status, Surface
 from lepard_ros.tracking.rigid import RigidTracker
 from lepard_ros.tracking.track import TrackerSettings
 from lidar_street import between, pose_at, scan, street
@@ -141,6 +141,26 @@ def test_effort_is_spent_on_refused_pairs_only(matcher: Matcher, views: tuple[Fl
     refused = [matcher.register(source, other, effort=effort) for effort in (0, 1, 2)]
     assert all(result.status is not Status.OK for result in refused)
     assert ["further tries" in result.seconds for result in refused] == [False, True, True]
+
+
+@pytest.mark.parametrize("far", [0.0, 2000.0], ids=["near the origin", "far from it"])
+def test_a_coarser_grid_gives_the_same_motion(matcher: Matcher, views: tuple[FloatArray, ...], far: float) -> None:
+    source, target, truth = views
+    clouds = matcher.encode_all([source + far, target + far], [np.full(3, far)] * 2)
+    found = matcher._try_coarser(matcher._sides(*clouds))
+    apart = np.eye(4)
+    apart[:3, 3] = far
+    assert found.transform is not None
+    assert_near(invert(apart) @ found.transform @ apart, truth)
+    moved = move(found.transform, found.matches.source[found.inliers])
+    assert np.median(np.linalg.norm(moved - found.matches.target[found.inliers], axis=1)) < 0.1
+    assert len(found.matches.confidence) > matcher.settings.fine_matches  # of both grids
+
+
+def test_the_second_grid_of_a_pair_is_always_coarser() -> None:
+    for cells, factor in ((200, 1.4), (COARSE_CELLS, 1.4), (4 * COARSE_CELLS, 2.0)):
+        surfaces = [Surface(np.zeros((n, 3)), np.zeros((n, 3)), 0.05, np.zeros(3)) for n in (cells, 9000)]
+        assert coarser_grid(*surfaces) == pytest.approx(0.05 * factor)
 
 
 def test_a_turned_grid_gives_the_same_motion(matcher: Matcher, views: tuple[FloatArray, ...]) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lepard_ros import cli
+from lepard_ros.cloud.pyramid import build_pyramid
 from lepard_ros.data.fourdmatch import DeformablePair, benchmark_of, load_pair
 from lepard_ros.data.readers import RigidPair
 from lepard_ros.encoded_cloud import EncodedCloud
@@ -28,7 +29,7 @@ from lepard_ros.evaluation.methods import LepardMethod, make_method
 from lepard_ros.matcher import Matcher, MatcherSettings
 from lepard_ros.network.config import SMALL_RIGID, LepardConfig
 from lepard_ros.network.lepard import Lepard
-from lepard_ros.network.weights import Card, save
+from lepard_ros.network.weights import Card, load, save
 from lepard_ros.registration.types import Matches
 
 TINY = LepardConfig.from_dict({**SMALL_RIGID.to_dict(), "width": 16, "feature_dim": 48, "confidence_threshold": 0.0})
@@ -228,6 +229,26 @@ def test_no_repositioning_keeps_the_position_code(weights: Path) -> None:
         with ablation.repositioned(name, matcher, pair):
             found[name] = matcher.match(*two_clouds(matcher))
     assert not np.array_equal(*(matches.confidence for matches in found.values()))
+
+
+def test_without_chirality_a_mirrored_cloud_looks_the_same() -> None:
+    network, _ = load("rigid")
+    chiral = Lepard(replace(network.config, chiral_context=True))
+    random = np.random.default_rng(0)
+    points = torch.from_numpy(random.uniform(0, 2, (3000, 3)) * [1, 1, 0.2]).float()
+    pyramid = build_pyramid(points, chiral.config.pyramid)
+    with torch.no_grad():
+        torch.nn.init.normal_(chiral.backbone.context.out.weight)  # type: ignore[union-attr]
+        pair = [chiral.encode(cloud) for cloud in (pyramid, pyramid.mirrored())]
+        ablation.forget_chirality(chiral)
+        blind = [chiral.encode(cloud) for cloud in (pyramid, pyramid.mirrored())]
+        bias = chiral.pair_bias
+        assert bias is not None
+        tables = [bias(cloud.points[2][None], cloud.normals[2][None])[0] for cloud in (pyramid, pyramid.mirrored())]
+    for level in range(2):
+        assert (pair[0][level] - pair[1][level]).abs().max() > 0.01
+        torch.testing.assert_close(blind[0][level], blind[1][level], atol=1e-3, rtol=1e-2)
+    torch.testing.assert_close(*tables, atol=1e-3, rtol=1e-2)
 
 
 def test_the_random_rotation_is_about_the_centroid() -> None:

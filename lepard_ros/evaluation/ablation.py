@@ -28,11 +28,13 @@ from lepard_ros.evaluation.runner import Record, append_log, read_log, run_paral
 from lepard_ros.evaluation.tables import CRITERIA, rigid_rows, summarise
 from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.geometry.rigid_motion import kabsch
+from lepard_ros.network.relation import CHIRAL_KERNELS
 
 if TYPE_CHECKING:
     from lepard_ros.evaluation.deformable import DeformableResult
     from lepard_ros.matcher import Matcher
     from lepard_ros.network.config import LepardConfig
+    from lepard_ros.network.lepard import Lepard
 
 # Maps coarse source points (n, 3) to the positions (n, 3) that the position code uses.
 Placement = Callable[[FloatArray], FloatArray]
@@ -44,17 +46,19 @@ class Variant:
 
     placed: "unmoved", "random", "rigid" (the true motion, or the best rigid fit of a deformation), "deformed" (the true
     position of every point), or "" for the network's own repositioning. guided: whether the transformer is used; all
-    variants of the paper concern it.
+    variants of the paper concern it. chiral: whether the network sees what distinguishes left from right.
     """
 
     settings: dict[str, object]
     placed: str = ""
     guided: bool = True
+    chiral: bool = True
 
 
 VARIANTS: dict[str, Variant] = {
     "descriptors alone": Variant({}, guided=False),
     "guided by the transformer": Variant({}),
+    "no chirality": Variant({}, chiral=False),
     "no position code": Variant({"max_condition_number": 0.0}),  # of networks that use it only once aligned
     "no repositioning": Variant({}, "unmoved"),
     "random rotation": Variant({}, "random"),
@@ -115,7 +119,20 @@ def make_matcher(name: str, weights: str) -> "Matcher":
     settings = MatcherSettings(guided=variant.guided)
     matcher = Matcher.from_pretrained(weights.removeprefix(LEPARD), settings=settings)
     apply_settings(matcher, variant.settings)
+    if not variant.chiral:
+        forget_chirality(matcher.network)
     return matcher
+
+
+def forget_chirality(network: "Lepard") -> None:
+    """Set all weights of twists to zero: the network then gives a cloud and its mirror image the same features."""
+    for name, values in network.state_dict().items():
+        if network.config.chirality and name.endswith("KPConv.weights"):
+            values[-CHIRAL_KERNELS:] = 0
+        in_context = name.startswith("backbone.context")
+        chiral = network.config.chiral_context if in_context else network.config.chirality
+        if chiral and name.endswith("bias.mlp.0.weight"):
+            values[:, -1] = 0
 
 
 def random_rotation(name: str, points: FloatArray) -> FloatArray:

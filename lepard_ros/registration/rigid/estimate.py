@@ -31,7 +31,7 @@ from lepard_ros.registration.types import Matches, Registration, StageClock, Sta
 
 MIN_POINTS = 60  # minimum number of points of a surface
 VERIFY_POINTS, VERIFY_ITERATIONS = 800, 5  # for each hypothesis
-REFINE_ITERATIONS = 20  # for the best one
+REFINE_ITERATIONS = 20  # for the best one, by default
 RANKED_MATCHES, RANKED_SEEDS = 300, 24  # for `agreement`
 
 
@@ -39,14 +39,15 @@ RANKED_MATCHES, RANKED_SEEDS = 300, 24  # for `agreement`
 class RigidSettings:
     """Settings of `register_matches`.
 
-    refine_points: number of points for refining the best hypothesis. patch: correlation length of residuals in metres,
-    see `alignment_covariance`. device: for hypotheses and ICP steps.
+    refine_points, refine_iterations: points and maximum ICP steps for refining the best hypothesis. patch: correlation
+    length of residuals in metres, see `alignment_covariance`. device: for hypotheses and ICP steps.
     """
 
     consistency: ConsistencySettings = field(default_factory=ConsistencySettings)
     icp: IcpSettings = field(default_factory=IcpSettings)
     acceptance: AcceptanceSettings = field(default_factory=AcceptanceSettings)
     refine_points: int = 4000
+    refine_iterations: int = REFINE_ITERATIONS
     patch: float = PATCH
     device: str = "cpu"
 
@@ -205,7 +206,7 @@ def _refine(
     """Refine one motion (1, 4, 4) to convergence and test it for acceptance."""
     many = sample(source, settings.refine_points)
     make = equations_for(settings.device)
-    transform, settled = align(many, target, transform, REFINE_ITERATIONS, settings.icp, make)
+    transform, settled = align(many, target, transform, settings.refine_iterations, settings.icp, make)
     contact = contact_between(source, target, transform, settings.refine_points)
     rule, points = settings.acceptance, settings.refine_points
     evidence = gather_evidence(matches, source, target, transform, rule, points, contact)

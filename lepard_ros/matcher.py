@@ -268,7 +268,7 @@ class Matcher:
             again = self._try_harder(sides)
         if not (again.ok or effort < 2 or isinstance(source, EncodedCloud) or isinstance(target, EncodedCloud)):
             again = self._try_turned(source, target, cloud.surface.spacing)
-        result = again if again.ok else result
+        result = again if again.ok else likelier_refusal(result, again)
         return replace(result, seconds=seconds | {"further tries": time.perf_counter() - started})
 
     def _try_coarser(self, sides: Sequence["Side"]) -> Registration:
@@ -309,12 +309,11 @@ class Matcher:
         """Try with the source rotated, so that its points fall into other cells, and with unknown viewpoints."""
         turned = self.encode(checked_points(source) @ TURN.T, UNKNOWN, grid)
         result = self._try_harder(self._sides(turned, self.encode(target, UNKNOWN, grid)))
-        if result.transform is None:
-            return result
         back = np.eye(4)
         back[:3, :3] = TURN
+        transform, guess = (None if m is None else m @ back for m in (result.transform, result.guess))
         matches = result.matches._replace(source=result.matches.source @ TURN)
-        return replace(result, transform=result.transform @ back, matches=matches)
+        return replace(result, transform=transform, guess=guess, matches=matches)
 
     def register_many(
         self, source: PointsLike | EncodedCloud, targets: Sequence[PointsLike | EncodedCloud]
@@ -382,11 +381,8 @@ class Matcher:
         local = local_matches(matches, source, target)
         rigid = replace(self.rigid, patch=PATCH_CELLS * target.surface.spacing)
         result = register_matches(local, source.surface, target.surface, rigid, further=further)
-        transform = result.transform
-        if transform is not None and (source.offset.any() or target.offset.any()):
-            transform = transform.copy()
-            transform[:3, 3] += target.offset - transform[:3, :3] @ source.offset
-        return replace(result, transform=transform, matches=matches, seconds=seconds | result.seconds)
+        transform, guess = (with_offsets(motion, source, target) for motion in (result.transform, result.guess))
+        return replace(result, transform=transform, guess=guess, matches=matches, seconds=seconds | result.seconds)
 
     @torch.no_grad()
     def repositioned_motions(self, source: EncodedCloud, target: EncodedCloud, matches: Matches) -> FloatArray | None:
@@ -480,6 +476,21 @@ def most_confident(
     order = scores.argsort(descending=True, stable=True)[:count]
     a, b, confidences = (value[order].cpu().numpy() for value in (rows, columns, scores))
     return a, b, confidences.astype(np.float64)
+
+
+def with_offsets(motion: FloatArray | None, source: EncodedCloud, target: EncodedCloud) -> FloatArray | None:
+    """A motion (4, 4) of local frames as one of the clouds' own frames."""
+    if motion is None or not (source.offset.any() or target.offset.any()):
+        return motion
+    motion = motion.copy()
+    motion[:3, 3] += target.offset - motion[:3, :3] @ source.offset
+    return motion
+
+
+def likelier_refusal(first: Registration, further: Registration) -> Registration:
+    """The refused try with the likelier motion; the first one says why if neither has one."""
+    qualities = np.nan_to_num([first.quality, further.quality], nan=-np.inf)
+    return further if qualities[1] > qualities[0] else first
 
 
 def merged(first: Matches, second: Matches) -> Matches:

@@ -27,7 +27,8 @@ ESTIMATORS = ("ours", "ransac", "ransac+icp")
 class MethodResult:
     """A method's result for a pair.
 
-    transform: (4, 4) source to target, or None if refused. accepted: whether the method accepts the pair.
+    transform: (4, 4) source to target, the best guess if refused, None without one. accepted: whether the method
+    accepts the pair.
     seconds, cpu_seconds: wall and CPU time from raw points to the result. status: the method's own status.
     matches: its matches, or None. inliers: (M,) bool. covariance: (6, 6) or None.
     stages: wall seconds by stage.
@@ -72,7 +73,7 @@ def timed(register: Callable[[], Registration]) -> MethodResult:
     wall, cpu = time.perf_counter(), time.process_time()
     result = register()
     return MethodResult(
-        transform=result.transform,
+        transform=result.transform if result.ok else result.guess,
         accepted=result.ok,
         seconds=time.perf_counter() - wall,
         cpu_seconds=time.process_time() - cpu,

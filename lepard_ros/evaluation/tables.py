@@ -53,6 +53,7 @@ def summarise(records: Sequence[Record], bands: Sequence[tuple[float, float]] = 
         "inlier_ratio": float(np.mean(ratios)) if ratios else None,
         "fmr": metrics.feature_matching_recall(ratios) if ratios else None,
         "accepted": _share(accepted),
+        "right_accepts": mean_interval(np.asarray(accepted) & np.asarray(success)),
         "false_accepts": mean_interval(np.asarray(accepted) & ~np.asarray(success)),
         "seconds": float(np.mean([record["seconds"] for record in records])),
         "cpu_seconds": float(np.mean([record["cpu_seconds"] for record in records])),
@@ -146,7 +147,7 @@ def rigid_rows(set_name: str, summaries: dict[str, Summary]) -> list[list[str]]:
     bands = [b for b in next(iter(summaries.values()))["bands"] if b["pairs"]]
     header = ["method", "pairs", "RR % [95 %]", "RR scenes", "RR rmse"]
     header += [f"{100 * b['low']:.0f}-{100 * b['high']:.0f} % (n={b['pairs']})" for b in bands]
-    header += ["RRE deg", "RTE cm", "IR %", "FMR %", "accepted", "wrongly", "s/pair", "CPU s/pair"]
+    header += ["RRE deg", "RTE cm", "IR %", "FMR %", "accepted", "rightly", "wrongly", "s/pair", "CPU s/pair"]
     return [header] + [_rigid_row(name, s) for name, s in summaries.items()]
 
 
@@ -154,7 +155,8 @@ def _rigid_row(name: str, s: Summary) -> list[str]:
     shown = [percent(b["recall"].mean) for b in s["bands"] if b["pairs"]]
     rte = None if s["rte"] is None else 100 * s["rte"]
     start = [name, str(s["pairs"]), interval(s["recall"]), percent(s["recall_scenes"]), percent(s["recall_rmse"])]
-    end = [percent(s["inlier_ratio"]), percent(s["fmr"]), percent(s["accepted"]), percent(s["false_accepts"].mean)]
+    accepted = [percent(share) for share in (s["accepted"], s["right_accepts"].mean, s["false_accepts"].mean)]
+    end = [percent(s["inlier_ratio"]), percent(s["fmr"]), *accepted]
     return [*start, *shown, number(s["rre"]), number(rte), *end, number(s["seconds"], 2), number(s["cpu_seconds"], 2)]
 
 

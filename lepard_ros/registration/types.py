@@ -76,6 +76,7 @@ class Registration:
     seconds: wall time by stage. method: which estimator found it ("lepard" or a fallback's name).
     predicted: metres, standard deviation of unconstrained directions that were predicted; 0 if all were measured.
     quality: log-odds of the acceptance rule, NaN if no motion was tested.
+    guess: (4, 4), the most likely motion of a refused pair, or None. For evaluation and diagnosis only.
     """
 
     transform: FloatArray | None
@@ -89,6 +90,7 @@ class Registration:
     method: str = "lepard"
     predicted: float = 0.0
     quality: float = float("nan")
+    guess: FloatArray | None = None
 
     @property
     def ok(self) -> bool:

@@ -243,5 +243,6 @@ def verdict(
         rmse=float(np.sqrt(np.mean(contact.residual[lying] ** 2))) if lying.any() else float("nan"),
         overlap=float(lying.mean()),
         quality=float(quality(evidence)[0]),
+        guess=None if accepted else transform[0],
         covariance=alignment_covariance(contact, weight, transform[0], spacing, settings.patch) if accepted else None,
     )

@@ -271,10 +271,9 @@ def judged_motions(matcher: Matcher, pair: RawPair) -> Iterator[tuple[FloatArray
     """The motion (4, 4) that each try of the matcher would judge, and its features (F,)."""
     clouds = matcher.encode_all([pair.source, pair.target])
     rule = replace(matcher.rigid.acceptance, min_quality=-np.inf, min_overlap=0.0, min_determinacy=0.0)
-    for settings in (matcher.settings, matcher.settings.with_more()):
-        rigid = replace(settings.rigid, acceptance=rule)
-        open_matcher = Matcher(matcher.network, matcher.card, settings=replace(settings, rigid=rigid))
-        found = open_matcher.register(*clouds, effort=0)
+    rigid = replace(matcher.settings.rigid, acceptance=rule)
+    lenient = Matcher(matcher.network, matcher.card, settings=replace(matcher.settings, rigid=rigid))
+    for found in (lenient.register(*clouds, effort=0), lenient.try_coarser(*clouds)):
         if found.transform is None:
             continue
         surfaces = clouds[0].surface, clouds[1].surface

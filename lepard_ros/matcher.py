@@ -1,6 +1,7 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The public API of the core: encode clouds once, then match, register or warp them."""
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -46,6 +47,7 @@ HARDER = 2.0  # factor on points, matches, seeds and hypotheses in a further try
 COARSE_CELLS = 1_500  # of the smaller cloud, on the second grid of a further try
 MIN_COARSER = 1.4  # minimum factor between the two grids
 PATIENCE = 3  # factor on the iterations that refine the motion of a further try
+FURTHER_ODDS = math.log(2.0)  # a further try needs these additional log-odds: two tries err twice as often as one
 MAX_SIDES = 2  # orientations of clouds without a viewpoint that are tried again
 COARSE_TOLERANCE = 2.0  # factor on the tolerances for coarse matches, relative to fine ones
 MAX_GUIDED = 3  # repositioned pairs for which fine matches are computed
@@ -89,7 +91,7 @@ class MatcherSettings:
         few, times = self.rigid.consistency, HARDER
         more = replace(few, seeds=round(few.seeds * times), hypotheses=round(few.hypotheses * times))
         points, matches = round((self.fine_points or FINE_POINTS) * times), round(self.fine_matches * times)
-        rigid = replace(self.rigid, consistency=more)
+        rigid = replace(self.rigid.for_further_try(PATIENCE, FURTHER_ODDS), consistency=more)
         return replace(self, rigid=rigid, fine_points=points, fine_matches=matches, effort=0)
 
 
@@ -271,14 +273,17 @@ class Matcher:
         result = again if again.ok else likelier_refusal(result, again)
         return replace(result, seconds=seconds | {"further tries": time.perf_counter() - started})
 
+    def try_coarser(self, source: EncodedCloud, target: EncodedCloud) -> Registration:
+        """The first further try of `register` alone, to fit the acceptance rule."""
+        return self._try_coarser(self._sides(source, target))
+
     def _try_coarser(self, sides: Sequence["Side"]) -> Registration:
         """Try with additional matches of the same clouds on a coarser grid; the first accepted motion.
 
         Its descriptors see more of the scene, and its matches fail on other pairs than those of the finer grid
         (docs/training_log.md, eighth round). Both grids' matches give hypotheses and evidence on the finer surfaces.
         """
-        patient = replace(self.settings.rigid, refine_iterations=PATIENCE * self.settings.rigid.refine_iterations)
-        matcher = self._with(replace(self.settings, rigid=patient))
+        matcher = self._with(replace(self.settings, rigid=self.settings.rigid.for_further_try(PATIENCE, FURTHER_ODDS)))
         for source, target, matches in sides[:MAX_SIDES]:
             grid = coarser_grid(source.surface, target.surface)
             first, second, coarse = self._sides(self._regridded(source, grid), self._regridded(target, grid))[0]

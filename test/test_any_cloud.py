@@ -147,7 +147,7 @@ def test_effort_is_spent_on_refused_pairs_only(matcher: Matcher, views: tuple[Fl
 def test_a_coarser_grid_gives_the_same_motion(matcher: Matcher, views: tuple[FloatArray, ...], far: float) -> None:
     source, target, truth = views
     clouds = matcher.encode_all([source + far, target + far], [np.full(3, far)] * 2)
-    found = matcher._try_coarser(matcher._sides(*clouds))
+    found = matcher.try_coarser(*clouds)
     apart = np.eye(4)
     apart[:3, 3] = far
     assert found.transform is not None

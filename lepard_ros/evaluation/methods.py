@@ -31,7 +31,7 @@ class MethodResult:
     accepts the pair.
     seconds, cpu_seconds: wall and CPU time from raw points to the result. status: the method's own status.
     matches: its matches, or None. inliers: (M,) bool. covariance: (6, 6) or None.
-    stages: wall seconds by stage.
+    stages: wall seconds by stage. quality: log-odds of the acceptance rule, NaN without one.
     """
 
     transform: FloatArray | None
@@ -43,6 +43,7 @@ class MethodResult:
     inliers: NDArray[np.bool_] | None = None
     covariance: FloatArray | None = None
     stages: dict[str, float] = field(default_factory=dict)
+    quality: float = float("nan")
 
 
 class Method(Protocol):
@@ -82,6 +83,7 @@ def timed(register: Callable[[], Registration]) -> MethodResult:
         inliers=result.inliers,
         covariance=result.covariance,
         stages=dict(result.seconds),
+        quality=result.quality,
     )
 
 

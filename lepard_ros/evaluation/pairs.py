@@ -87,6 +87,7 @@ def evaluate_pair(name: str, method: Method, source: PairSource, pair: RigidPair
         "overlap": pair.overlap,
         "accepted": result.accepted,
         "status": result.status,
+        "quality": result.quality,
         "seconds": result.seconds,
         "cpu_seconds": result.cpu_seconds,
         "stages": result.stages,

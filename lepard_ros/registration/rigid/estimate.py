@@ -51,6 +51,11 @@ class RigidSettings:
     patch: float = PATCH
     device: str = "cpu"
 
+    def for_further_try(self, patience: int, odds: float) -> "RigidSettings":
+        """The same settings with `patience` times the iterations, and with higher minimum log-odds."""
+        rule = replace(self.acceptance, min_quality=self.acceptance.min_quality + odds)
+        return replace(self, refine_iterations=patience * self.refine_iterations, acceptance=rule)
+
     def widened(self, factor: float) -> "RigidSettings":
         """The same settings for matches that are less accurate by a factor."""
         few = self.consistency

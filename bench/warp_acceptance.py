@@ -5,7 +5,8 @@ python bench/warp_acceptance.py ../shared/data/tosca_pairs ../runs/creatures/val
 
 Every pair is matched and warped with the rule switched off; a warp is right if its mean end-point error on the overlap
 is at most 10 cm. A creature (a folder) is judged by a rule that was fitted on all others, of every set, so the table of
-false accepts is of creatures the rule has not seen. The constants printed last are fitted on all pairs.
+false accepts is of creatures the rule has not seen. The constants printed last are fitted on all pairs. With --choose,
+features are added one by one while the cross-validated loss falls; without it, those of the shipped rule are used.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from tqdm import tqdm
 
 from lepard_ros.data.fourdmatch import list_pairs, load_pair
 from lepard_ros.matcher import Matcher
-from lepard_ros.registration.deformable.acceptance import FEATURES, WarpEvidence, features
+from lepard_ros.registration.deformable.acceptance import FEATURES, WarpEvidence
 from lepard_ros.registration.deformable.fit import NonrigidSettings
 from lepard_ros.registration.deformable.nonrigid import WarpSettings, warp_from_matches
 
@@ -31,6 +32,8 @@ WRONG = 0.10  # metres of mean end-point error
 SIGNS = {"inliers": 1, "agreeing": 1, "overlap": 1, "covered": 1, "supported": 1, "aligned": 1} | dict.fromkeys(
     ("flip", "conflict", "residual", "strain", "torn", "twist", "turning"), -1
 )
+Names = tuple[str, ...]
+MIN_GAIN = 0.002  # of the loss, for one more feature
 RIDGE = 1.0  # of the standardised coefficients: there are a hundred and a half pairs only
 
 
@@ -60,18 +63,19 @@ def measure(matcher: Matcher, folder: Path, path: Path) -> Case:
     return Case(folder.name, path.parent.name, path.stem, float(error.mean()), spent, evidence)
 
 
-def table_of(cases: list[Case]) -> np.ndarray:
-    """(N, F) features of the cases."""
-    return np.array([features(WarpEvidence(*case.evidence)) for case in cases if case.evidence is not None])
+def table_of(cases: list[Case], names: Names) -> np.ndarray:
+    """(N, F) features of the cases with evidence."""
+    known = [WarpEvidence(*case.evidence) for case in cases if case.evidence is not None]
+    return np.array([[getattr(evidence, name) for name in names] for evidence in known])
 
 
-def fit_logistic(x: np.ndarray, good: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+def fit_logistic(x: np.ndarray, good: np.ndarray, names: Names) -> tuple[np.ndarray, np.ndarray, float]:
     """Centre (F,), coefficients (F,) and bias of the log-odds that a case (N, F) is good (N,), by ridge regression.
 
     A coefficient of the wrong sign, such as one that rewards torn edges, is set to zero and the others fitted again.
     """
     centre, scale = x.mean(axis=0), np.maximum(x.std(axis=0), 1e-9)
-    signs, used = np.array([SIGNS[name] for name in FEATURES]), np.arange(x.shape[1])
+    signs, used = np.array([SIGNS[name] for name in names]), np.arange(x.shape[1])
     while True:
         beta = _newton((x[:, used] - centre[used]) / scale[used], good)
         right = beta[:-1] * signs[used] >= 0
@@ -96,20 +100,41 @@ def _newton(x: np.ndarray, good: np.ndarray) -> np.ndarray:
     return beta
 
 
-def cross_validate(cases: list[Case]) -> np.ndarray:
+def cross_validate(cases: list[Case], names: Names) -> np.ndarray:
     """(N,) log-odds of each case by a rule fitted without its creature; -inf where there was no warp to judge."""
     log_odds = np.full(len(cases), -np.inf)
     judged = np.array([case.evidence is not None for case in cases])
     good = np.array([case.epe <= WRONG for case in cases], dtype=float)
-    table = np.zeros((len(cases), len(FEATURES)))
-    table[judged] = table_of(cases)
+    table = np.zeros((len(cases), len(names)))
+    table[judged] = table_of(cases, names)
     groups = np.array([f"{case.folder}/{case.creature}" for case in cases])
     for group in np.unique(groups):
         train, test = judged & (groups != group), judged & (groups == group)
         if test.any():
-            centre, coefficients, bias = fit_logistic(table[train], good[train])
+            centre, coefficients, bias = fit_logistic(table[train], good[train], names)
             log_odds[test] = bias + (table[test] - centre) @ coefficients
     return log_odds
+
+
+def loss_of(cases: list[Case], names: Names) -> float:
+    """Cross-validated loss of a rule with these features: mean negative log-likelihood of the judged cases."""
+    log_odds = cross_validate(cases, names)
+    judged = np.isfinite(log_odds)
+    good = np.array([case.epe <= WRONG for case in cases])
+    return float(np.logaddexp(0.0, np.where(good, -log_odds, log_odds)[judged]).mean())
+
+
+def choose_features(cases: list[Case]) -> Names:
+    """Features added one by one, always the one that lowers the cross-validated loss most, while it falls."""
+    names: Names = ()
+    best = np.inf
+    while True:
+        losses = {name: loss_of(cases, (*names, name)) for name in SIGNS if name not in names}
+        name = min(losses, key=lambda key: losses[key])
+        if losses[name] > best - MIN_GAIN:
+            return names
+        names, best = (*names, name), losses[name]
+        print(f"+ {name}: loss {best:.4f}")
 
 
 def report(cases: list[Case], log_odds: np.ndarray, title: str) -> None:
@@ -126,11 +151,13 @@ def report(cases: list[Case], log_odds: np.ndarray, title: str) -> None:
         print(f"{limit:11.1f}  {accepted.sum():8d}  {wrong:3d} ({share:5.1%})       {kept:3d} ({kept_share:.0%})")
 
 
-def print_constants(cases: list[Case]) -> None:
+def print_constants(cases: list[Case], names: Names) -> None:
     """The constants of a rule fitted on all cases."""
     judged = [case for case in cases if case.evidence is not None]
-    centre, coefficients, bias = fit_logistic(table_of(judged), np.array([case.epe <= WRONG for case in judged], float))
+    good = np.array([case.epe <= WRONG for case in judged], float)
+    centre, coefficients, bias = fit_logistic(table_of(judged, names), good, names)
     print("\nfor registration/deformable/acceptance.py:")
+    print(f"FEATURES = {names}")
     print(f"CENTRE = np.array([{', '.join(f'{value:.3f}' for value in centre)}])")
     print(f"COEFFICIENTS = np.array([{', '.join(f'{value:.3f}' for value in coefficients)}])")
     print(f"BIAS = {bias:.2f}")
@@ -156,15 +183,17 @@ def main() -> None:
     )
     parser.add_argument("--weights", default="deformable")
     parser.add_argument("--every", type=int, default=1, help="take every so-manyth pair")
+    parser.add_argument("--choose", action="store_true", help="choose the features again")
     parser.add_argument("--log", type=Path, help="JSON lines: written, or read if the file is there")
     args = parser.parse_args()
     torch.set_num_threads(1)
     cases = read_or_measure(args)
-    log_odds = cross_validate(cases)
+    names = choose_features(cases) if args.choose else FEATURES
+    log_odds = cross_validate(cases, names)
     for folder in args.folders:
         own = np.array([case.folder == folder.name for case in cases])
         report([case for case, mine in zip(cases, own, strict=True) if mine], log_odds[own], folder.name)
-    print_constants(cases)
+    print_constants(cases, names)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@
     python bench/walk.py [--clouds 2100] [--views 100] [--folder FOLDER] [--weights rigid] [--save MAP | --map MAP]
 
 Clouds of 160 x 120 points, ten a second; the second round looks backwards and the third to other sides than the first,
-so that the map grows. Nothing is read from outside. Printed are drift as published and after loop closure, the loops found, memory as the map grows, and for random
-views of the corridor, each with up to LOOKS clouds: how many are found, false poses, and the time of a query.
+so that the map grows. Nothing is read from outside. Printed are drift as published and after loop closure, the loops
+found, memory as the map grows, and for random views of the corridor, each with up to LOOKS clouds: how many are found,
+false poses, and the time of a query.
 --folder keeps the rendered images for another run, --save the map; --map searches such a map instead of walking.
 """
 

@@ -43,11 +43,16 @@ SLACK_POINTS = 1500  # sample points for finding unconstrained directions
 
 
 def align_from_guesses(
-    source: Surface, target: Surface, guesses: FloatArray, matches: Matches, settings: RigidSettings
+    source: Surface,
+    target: Surface,
+    guesses: FloatArray,
+    matches: Matches,
+    settings: RigidSettings,
+    aligned: FloatArray | None = None,
 ) -> Registration:
     """Align a source to a target from initial guesses (G, 4, 4) and verify the best result.
 
-    matches: used only to report their inliers.
+    matches: used only to report their inliers. aligned: (4, 4), a motion that only needs to be refined.
     """
     if min(len(source.points), len(target.points)) < MIN_POINTS:
         return _refused(Status.TOO_FEW_POINTS, matches)
@@ -55,6 +60,7 @@ def align_from_guesses(
     motions, _ = align(few, target, guesses, COARSE_ITERATIONS, _coarse(target.spacing, settings))
     if len(motions) > REFINED:
         motions = motions[np.argsort(-_qualities(source, target, motions, settings), kind="stable")[:REFINED]]
+    motions = motions if aligned is None else np.concatenate([motions, aligned[None]])
     many = distinct_sample(source, settings.refine_points)
     motions, settled = align(many, target, motions, FINE_ITERATIONS, settings.icp)
     best = int(_qualities(source, target, motions, settings).argmax()) if len(motions) > 1 else 0

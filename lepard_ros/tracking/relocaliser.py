@@ -170,7 +170,7 @@ class Relocaliser:
         self, view: View, frame: Keyframe, matched: Registration, guesses: Sequence[FloatArray], rule: RigidSettings
     ) -> Registration:
         motions = invert(frame.pose) @ np.array(guesses)
-        expected = align_from_guesses(view.surface, frame.surface, motions, matched.matches, rule)
+        expected = align_from_guesses(view.surface, frame.surface, motions, matched.matches, rule, matched.transform)
         return more_likely(view.surface, frame.surface, expected, matched, rule)
 
     def _fall_back(self, view: View, frame: Keyframe, refused: Registration) -> Registration:

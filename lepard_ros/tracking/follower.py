@@ -17,7 +17,7 @@ from lepard_ros.tracking.keyframe_map import KeyframeMap
 from lepard_ros.tracking.keyframes import Keyframe
 from lepard_ros.tracking.local_map import LocalMap
 from lepard_ros.tracking.pose_candidates import PoseCandidate
-from lepard_ros.tracking.prior import best_supported, followed, judge_guess, with_prediction
+from lepard_ros.tracking.prior import best_supported, followed, judge_guess, with_prediction, with_weak_directions
 from lepard_ros.tracking.track import TrackerSettings
 from lepard_ros.tracking.views import View
 
@@ -166,6 +166,7 @@ class Follower:
         found = judge_guess(source, target, motion[None], True, NO_MATCHES, rule, MAX_CONFLICT, contact)
         if slack and sigma > MAX_PREDICTED_SIGMA:
             found = replace(found, transform=None, covariance=None, status=Status.DEGENERATE)
+        found = with_weak_directions(found, resistance, target.spacing, found.overlap * points)
         return PoseCandidate(frame, with_prediction(found, slack, sigma) if slack else found)
 
     def _prediction_sigma(self, stamp: float, odometry: FloatArray | None) -> float:

@@ -16,9 +16,10 @@ from lepard_ros.registration.rigid.acceptance import (
     gather_evidence,
     quality,
 )
+from lepard_ros.registration.rigid.covariance import PATCH
 from lepard_ros.registration.rigid.estimate import MIN_POINTS, VERIFY_POINTS, RigidSettings, verdict
 from lepard_ros.registration.rigid.icp import Contact, IcpSettings, align, tukey
-from lepard_ros.registration.rigid.slack import Resistance, Slack, resistance_of, slack_between
+from lepard_ros.registration.rigid.slack import HELD, Resistance, Slack, resistance_of, slack_between
 from lepard_ros.registration.types import NO_MATCHES, Matches, Registration, Status, Surface
 
 METHOD = "motion"
@@ -121,6 +122,20 @@ def with_prediction(motion: Registration, slack: Slack, sigma: float) -> Registr
     if motion.transform is None or motion.covariance is None:
         return motion
     return replace(motion, covariance=motion.covariance + slack.covariance(motion.transform, sigma), predicted=sigma)
+
+
+def with_weak_directions(motion: Registration, resistance: Resistance, spacing: float, points: float) -> Registration:
+    """The motion with a covariance that knows its weakly constrained directions.
+
+    The Hessian does not: noise of the normals resembles constraints. spacing: metres. points: number of points that
+    touch; neighbours share their error.
+    """
+    if motion.transform is None or motion.covariance is None:
+        return motion
+    independent = max(points * min((spacing / PATCH) ** 2, 1.0), 1.0)
+    sigma = max(motion.rmse, 0.1 * spacing) / independent**0.5
+    added = resistance.covariance(motion.transform, sigma, WEAKLY_HELD, HELD)
+    return replace(motion, covariance=motion.covariance + added)
 
 
 def judge_guess(

@@ -21,7 +21,7 @@ from lepard_ros.cloud.depth import depth_to_points
 from lepard_ros.cloud.open3d import import_open3d
 from lepard_ros.data.recordings import select_frames
 from lepard_ros.data.trajectories import Trajectory, compare
-from lepard_ros.evaluation.replay import FALSE_POSE, load_matcher
+from lepard_ros.evaluation.replay import load_matcher
 from lepard_ros.synthesis.room_recording import open_source
 from lepard_ros.tracking.rigid import RigidTracker
 from lepard_ros.tracking.track import TrackerSettings, TrackingState
@@ -135,10 +135,10 @@ def measure(name: str, step: Step, frames: Iterator[Frame]) -> None:
         estimate += [(frame.stamp, pose)] if pose is not None else []
         truth += [(frame.stamp, frame.pose)] if frame.pose is not None else []
     error = compare(_trajectory(estimate), _trajectory(truth))
-    false = int((error.errors > FALSE_POSE).sum())
     print(
         f"  {name:<12} tracked {len(estimate)}/{count}  ATE {error.ate_rmse:.3f} m  RPE {error.rpe_translation:.3f} m"
-        f" {error.rpe_rotation:.2f} deg  false {false}  {seconds / count:.3f} CPU-s a frame",
+        f" {error.rpe_rotation:.2f} deg  worst {error.errors.max():.2f} m {error.turns.max():.1f} deg"
+        f"  false {int(error.false().sum())}  {seconds / count:.3f} CPU-s a frame",
         flush=True,
     )
 

@@ -148,6 +148,22 @@ def test_error_of_noise_is_the_noise() -> None:
     assert abs(error.rpe_translation - 0.02 * np.sqrt(6)) < 0.003
 
 
+def test_a_pose_that_is_turned_away_is_false_though_its_position_is_right() -> None:
+    stamps, poses = np.arange(30) * 0.1, np.array(sweep(30))
+    wrong = poses.copy()
+    wrong[12] = wrong[12] @ look(0.0, 0.0, 20.0, 0.0)
+    error = compare(Trajectory(stamps, look(3.0, -2.0, 77.0) @ wrong), Trajectory(stamps, poses))
+    assert error.errors.max() < 1e-9 and list(np.flatnonzero(error.false())) == [12]
+    assert 18 < error.turns[12] < 20 and error.turns[:12].max() < 1.5
+
+
+def test_a_straight_path_does_not_make_rotations_false() -> None:
+    stamps, poses = np.arange(20) * 0.1, np.tile(np.eye(4), (20, 1, 1))
+    poses[:, 0, 3] = np.arange(20) * 0.1
+    error = compare(Trajectory(stamps, noisy(poses, 0.005)), Trajectory(stamps, poses))
+    assert error.turns.max() < 1e-4 and not error.false().any()
+
+
 def test_only_common_times_are_compared_and_none_is_refused() -> None:
     stamps, poses = np.arange(20) * 0.1, np.array(sweep(20))
     error = compare(Trajectory(stamps[::3] + 0.004, poses[::3]), Trajectory(stamps, poses))

@@ -11,11 +11,19 @@ from box_room import CAMERA, look, render
 from lepard_ros.cloud.depth import depth_to_points
 from lepard_ros.evaluation.fpfh_matcher import FpfhCloud, FpfhMatcher
 from lepard_ros.geometry.rigid_motion import invert
+from lepard_ros.registration.rigid.acceptance import contact_between
+from lepard_ros.registration.rigid.covariance import PATCH
 from lepard_ros.registration.rigid.estimate import RigidSettings
-from lepard_ros.registration.rigid.slack import slack_between
+from lepard_ros.registration.rigid.slack import resistance_of, slack_between
 from lepard_ros.registration.types import NO_MATCHES, Registration, Status, Surface
 from lepard_ros.tracking.follower import MAX_PREDICTED_SIGMA
-from lepard_ros.tracking.prior import WEAKLY_HELD, align_from_guesses, best_supported
+from lepard_ros.tracking.prior import (
+    WEAKLY_HELD,
+    align_from_guesses,
+    best_supported,
+    judge_guess,
+    with_weak_directions,
+)
 from lepard_ros.tracking.rigid import RigidTracker
 from lepard_ros.tracking.track import Track, TrackingState
 from lepard_ros.tracking.views import live_points, make_view
@@ -131,6 +139,22 @@ def test_a_slid_alignment_is_replaced_by_a_prediction_that_fits_better() -> None
         motion, _, resistance = best_supported(source, target, aligned, predicted, 800)
         assert np.linalg.norm((motion - true)[:3, 3]) < 0.02
         assert 0.0 < resistance.strength[0] < WEAKLY_HELD
+
+
+def test_a_direction_is_as_uncertain_as_the_surfaces_that_hold_it_are_oblique() -> None:
+    """At this place furniture holds the cloud, but weakly; the Hessian takes the noise of the normals for more."""
+    source, target, true = surface_at(1.2, 1), surface_at(1.1, 2), step(1.2)
+    contact = contact_between(source, target, true[None], 800)
+    resistance = resistance_of(contact, target.spacing)
+    found = judge_guess(source, target, true[None], True, NO_MATCHES, RigidSettings(refine_points=800), contact=contact)
+    weak = with_weak_directions(found, resistance, target.spacing, 800.0)
+    assert found.covariance is not None and weak.covariance is not None
+    along = place(1.1)[:3, :3].T[:, ALONG]
+    before, now = (float(np.sqrt(along @ one.covariance[:3, :3] @ along)) for one in (found, weak))
+    across = found.rmse / (800 * (target.spacing / PATCH) ** 2) ** 0.5
+    assert now**2 - before**2 == pytest.approx((across / resistance.strength[0]) ** 2, rel=0.2)
+    strong = resistance._replace(strength=np.full(6, 0.5))
+    assert with_weak_directions(found, strong, target.spacing, 800.0).covariance == pytest.approx(found.covariance)
 
 
 def test_a_corridor_gives_no_edge_and_no_place() -> None:

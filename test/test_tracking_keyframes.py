@@ -16,7 +16,7 @@ from lepard_ros.tracking.follower import Follower
 from lepard_ros.tracking.keyframe_map import KeyframeMap
 from lepard_ros.tracking.keyframes import Keyframe, KeyframeBuffer, distinct_views, predicted_overlap, view_distances
 from lepard_ros.tracking.path import SensorPath
-from lepard_ros.tracking.pose_candidates import PoseCandidate
+from lepard_ros.tracking.pose_candidates import PoseCandidate, largest_group
 from lepard_ros.tracking.pose_graph import Edge
 from lepard_ros.tracking.relocaliser import Relocaliser
 from lepard_ros.tracking.track import TrackerSettings
@@ -127,9 +127,10 @@ def test_an_edge_that_contradicts_the_map_waits_for_a_second_one() -> None:
         claimed[2, 3] += shift
         return Edge(source, target, invert(keyframes.keyframes[target].pose) @ claimed, np.eye(6), loop=True)
 
-    fitting, wrong, first, second = edge(3, 0, 0.05), edge(4, 1, -0.6), edge(4, 0, 0.4), edge(5, 0, 0.42)
+    fitting, wrong, first, second = edge(3, 0, 0.05), edge(4, 1, -0.6), edge(4, 0, 0.4), edge(5, 1, 0.42)
     assert keyframes.confirmed([fitting, wrong, first]) == [fitting]
-    assert [one.source for one in keyframes.confirmed([second])] == [4, 5]
+    assert keyframes.confirmed([edge(3, 0, 0.41)]) == [], "what misled one view of keyframe 0 misleads the other, too"
+    assert [(one.source, one.target) for one in keyframes.confirmed([second])] == [(4, 0), (3, 0), (5, 1)]
     assert keyframes.confirmed([]) == [], "what was taken does not come again"
     keyframes.keyframes.remove(1)
     assert keyframes.confirmed([edge(5, 0, -0.6)]) == [], "an edge to a keyframe that is gone bears out nothing"
@@ -163,6 +164,54 @@ def test_a_pose_is_not_confirmed_while_another_place_fits_almost_as_well() -> No
     assert relocaliser.confirm(tiny_view(), [*here, seen_at(13.0, 2, 0.75)], 0.0) is None
     assert relocaliser.confirm(tiny_view(), here[:1], 0.0) is None, "one look is never enough"
     assert relocaliser.confirm(tiny_view(), [*here, seen_at(13.0, 2, 0.4)], 0.0) is here[0]
+
+
+def test_of_two_poses_that_disagree_the_more_likely_one_is_taken() -> None:
+    poor, good = seen_at(0.0, 0, overlap=0.8, quality=-1.7), seen_at(0.3, 1, overlap=0.6, quality=-1.1)
+    assert largest_group([poor, good]) == [good]
+
+
+def follower_after(places: list[float], seconds: float = 0.1) -> Follower:
+    """A follower in a map of one keyframe, after poses at these metres along x."""
+    keyframes = KeyframeMap(TrackerSettings())
+    keyframes.keyframes.add(Keyframe(0, 0.0, np.eye(4), tiny_view()))
+    follower = Follower(keyframes, TrackerSettings(), RigidSettings())
+    for number, place in enumerate(places):
+        keyframes.path.add(10 + seconds * number, 0, look(place, 0, 0, 0))
+    return follower
+
+
+def test_an_error_of_one_pose_hardly_changes_the_predicted_velocity() -> None:
+    follower = follower_after([0.0, 0.05, 0.1, 0.15, 0.23])  # 0.5 m/s, the last pose is 3 cm ahead
+    (ahead, last) = follower.predict(10.5)
+    assert last[0, 3] == 0.23 and 0.05 < ahead[0, 3] - last[0, 3] < 0.062
+
+
+def test_the_velocity_of_a_slow_sensor_is_that_of_its_last_two_poses() -> None:
+    assert np.isclose(follower_after([0.0, 0.5, 1.2], seconds=1.0).predict(13.0)[0][0, 3], 1.9)
+
+
+def test_a_jump_is_no_velocity() -> None:
+    """The sensor was found again somewhere else: what was before that says nothing about its motion."""
+    follower = follower_after([0.0, 5.0, 5.05])
+    assert np.isclose(follower.predict(10.3)[0][0, 3], 5.1)
+
+
+def test_doubtful_motions_do_not_support_each_other_for_long() -> None:
+    follower = follower_after([0.0, 0.05])
+    keyframe = next(iter(follower._map.keyframes))
+
+    def moved(quality: float) -> PoseCandidate:
+        return PoseCandidate(
+            keyframe, replace(seen_at(0.0, 0, quality=quality).registration, transform=look(0.1, 0, 0, 0))
+        )
+
+    for _ in range(2):
+        assert follower.credible(moved(-1.5), 10.2), "tracking may go on for a while without much evidence"
+        follower.accept(tiny_view(), moved(-1.5), 10.2, None)
+    assert not follower.credible(moved(-1.5), 10.2), "but the last pose is not worth much by now"
+    follower.accept(tiny_view(), moved(4.0), 10.2, None)
+    assert follower.credible(moved(-1.5), 10.2)
 
 
 def test_two_poses_from_one_keyframe_are_rivals_too() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.spatial.transform import Rotation
 
 from box_room import CAMERA, look, render, sweep
 from lepard_ros.cloud.depth import depth_to_points
@@ -17,11 +18,12 @@ from lepard_ros.errors import InputError
 from lepard_ros.evaluation.fpfh_matcher import FpfhMatcher
 from lepard_ros.geometry.poses import motion_between
 from lepard_ros.geometry.rigid_motion import invert, move
+from lepard_ros.registration.rigid.acceptance import contact_between
 from lepard_ros.registration.rigid.estimate import RigidSettings
-from lepard_ros.registration.types import NO_MATCHES, Status
+from lepard_ros.registration.types import NO_MATCHES, Registration, Status, Surface
 from lepard_ros.tracking.pose_candidates import PoseCandidate
 from lepard_ros.tracking.pose_graph import Edge
-from lepard_ros.tracking.prior import align_from_guesses
+from lepard_ros.tracking.prior import align_from_guesses, more_likely
 from lepard_ros.tracking.rigid import RigidTracker
 from lepard_ros.tracking.track import Track, TrackerSettings, TrackingState
 
@@ -279,6 +281,51 @@ def test_a_guess_is_pulled_to_the_truth(shift: float) -> None:
     assert found.ok and found.method == "motion" and found.transform is not None
     distance, turn = motion_between(truth, found.transform)
     assert distance < 0.02 and turn < 0.5
+
+
+def cabinet(seed: int) -> Surface:
+    """A cabinet in the middle of a floor, as a noisy sensor sees it; from above, so that four faces are visible."""
+    rng, spacing = np.random.default_rng(seed), 0.03
+    span = np.arange(-2.0, 2.0, spacing)
+    floor = np.stack([*(axis.ravel() for axis in np.meshgrid(span, span)), np.zeros(len(span) ** 2)], axis=1)
+    floor = floor[(np.abs(floor[:, 0]) > 0.4) | (np.abs(floor[:, 1]) > 0.25)]
+    faces = [(floor, np.array([0.0, 0, 1]))]
+    for axis, reach, side in ((0, 0.4, 0.25), (1, 0.25, 0.4)):
+        across, up = (grid.ravel() for grid in np.meshgrid(np.arange(-side, side, spacing), np.arange(0, 0.7, spacing)))
+        for sign in (-1.0, 1.0):
+            points, normal = np.zeros((len(up), 3)), np.zeros(3)
+            points[:, axis], points[:, 1 - axis], points[:, 2], normal[axis] = sign * reach, across, up, sign
+            faces.append((points, normal))
+    points = np.concatenate([face for face, _ in faces])
+    normals = np.concatenate([np.tile(normal, (len(face), 1)) for face, normal in faces])
+    points, normals = points + rng.normal(0, 0.004, points.shape), normals + rng.normal(0, 0.12, normals.shape)
+    normals /= np.linalg.norm(normals, axis=1, keepdims=True)
+    return Surface(points, normals, spacing, np.array([0.0, 0.0, 3.0]))
+
+
+def turned(degrees: float) -> np.ndarray:
+    pose = np.eye(4)
+    pose[:3, :3] = Rotation.from_euler("z", degrees, degrees=True).as_matrix()
+    return pose
+
+
+def accepted(source: Surface, target: Surface, motion: np.ndarray) -> Registration:
+    """An accepted motion, with the overlap that it has."""
+    overlap = float(contact_between(source, target, motion[None], 4000).lying(target.spacing).mean())
+    return Registration(motion, Status.OK, NO_MATCHES, np.zeros(0, dtype=bool), overlap=overlap)
+
+
+def test_a_floor_that_overlaps_does_not_decide_between_two_motions() -> None:
+    source, target = cabinet(0), cabinet(1)
+    expected, matched = (accepted(source, target, turned(degrees)) for degrees in (6.0, 0.0))
+    assert expected.overlap > matched.overlap - 0.1
+    assert more_likely(source, target, expected, matched, RigidSettings()) is matched
+    assert more_likely(source, target, matched, expected, RigidSettings()) is matched, "whichever of them is predicted"
+
+
+def test_the_noise_of_a_floor_does_not_hold_an_alignment_back() -> None:
+    found = align_from_guesses(cabinet(0), cabinet(1), turned(12.0)[None], NO_MATCHES, RigidSettings())
+    assert found.transform is not None and motion_between(np.eye(4), found.transform)[1] < 0.5
 
 
 def test_a_guess_far_off_is_refused() -> None:

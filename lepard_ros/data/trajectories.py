@@ -14,6 +14,10 @@ from lepard_ros.errors import InputError
 if TYPE_CHECKING:
     from evo.core.trajectory import PoseTrajectory3D
 
+# A published pose with a larger error than one of these is false.
+FALSE_POSE = 0.5  # metres
+FALSE_TURN = 15.0  # degrees
+
 
 @dataclass(frozen=True)
 class Trajectory:
@@ -32,18 +36,24 @@ class TrajectoryError:
     """Error of an estimated trajectory, after rigid alignment to the ground truth.
 
     stamps: (K,) seconds of the compared poses. errors: (K,) metres, of which ate_rmse is the root mean square.
+    turns: (K,) degrees, error of the rotation after the one rotation that aligns all of them best.
     rpe_translation: metres, rpe_rotation: degrees, root mean squares over one second of motion.
     estimate, truth: the aligned positions, (K, 3) metres in the truth's frame. alignment: (4, 4).
     """
 
     stamps: NDArray[np.float64]
     errors: NDArray[np.float64]
+    turns: NDArray[np.float64]
     ate_rmse: float
     rpe_translation: float
     rpe_rotation: float
     estimate: NDArray[np.float64]
     truth: NDArray[np.float64]
     alignment: NDArray[np.float64]
+
+    def false(self) -> NDArray[np.bool_]:
+        """Which of the poses were false, by position or by rotation; (K,)."""
+        return (self.errors > FALSE_POSE) | (self.turns > FALSE_TURN)
 
 
 def stamps_to_ns(stamps: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -124,6 +134,7 @@ def compare(estimate: Trajectory, truth: Trajectory, tolerance: float = 0.02) ->
     return TrajectoryError(
         stamps=np.array(measured.timestamps),
         errors=np.array(ape.error),
+        turns=_turns(np.array(measured.poses_se3), np.array(reference.poses_se3)),
         ate_rmse=float(ape.get_statistic(metrics.StatisticsType.rmse)),
         rpe_translation=_relative_error(metrics, reference, measured, "translation_part"),
         rpe_rotation=_relative_error(metrics, reference, measured, "rotation_angle_deg"),
@@ -158,6 +169,15 @@ def _align(measured: "PoseTrajectory3D", reference: "PoseTrajectory3D") -> NDArr
         return alignment
     except GeometryException:
         return np.asarray(measured.align_origin(reference))
+
+
+def _turns(measured: NDArray[np.float64], reference: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Rotation between poses (K, 4, 4) and the truth in degrees, (K,), after the rotation that aligns them best.
+
+    The alignment of the positions would not do: those of a straight path leave the rotation about it open.
+    """
+    apart = Rotation.from_matrix(reference[:, :3, :3]) * Rotation.from_matrix(measured[:, :3, :3]).inv()
+    return np.asarray(np.degrees((apart.mean().inv() * apart).magnitude()))
 
 
 def _relative_error(metrics: Any, reference: "PoseTrajectory3D", measured: "PoseTrajectory3D", kind: str) -> float:

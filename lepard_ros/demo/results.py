@@ -13,7 +13,6 @@ from lepard_ros.demo.story import FrameNote, NodeRun, RigidRun, WarpRun
 from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.report.page import Page
 
-FALSE_POSE = 0.5  # metres: a published pose with a larger error is false
 FALSE_WARP = 0.1  # metres: an accepted warp with a larger median error is false
 Rows = list[tuple[str, str]]
 DROPPED = "dropped"  # the state of a cloud that the node did not process
@@ -46,7 +45,7 @@ def measure_rigid(run: RigidRun) -> RigidFigures:
         trajectory=trajectory,
         tracked=sum(stamp in published for stamp in stamps[~story.covered]),
         seen=int((~story.covered).sum()),
-        false_poses=int((error.errors > FALSE_POSE).sum()) if error else 0,
+        false_poses=int(error.false().sum()) if error else 0,
         silent_when_covered=sum(stamp not in published for stamp in stamps[story.covered]),
         frames_until_found=found[0] + 1 if found else None,
     )

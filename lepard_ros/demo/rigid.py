@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from lepard_ros.data.bag_writer import CAMERA_FRAME
+from lepard_ros.data.trajectories import FALSE_POSE, FALSE_TURN
 from lepard_ros.demo import pictures
 from lepard_ros.demo.processes import run_node
-from lepard_ros.demo.results import FALSE_POSE, RigidFigures, Rows, effort_rows, write_page
+from lepard_ros.demo.results import RigidFigures, Rows, effort_rows, write_page
 from lepard_ros.demo.results import measure_rigid as measure
 from lepard_ros.demo.story import RigidRun, Story
 from lepard_ros.demo.story import make_story as record
@@ -88,7 +89,7 @@ def table_rows(run: RigidRun, figures: RigidFigures) -> Rows:
         ("sensor's rate / poses", f"{sensor_rate(story):.1f} / {pose_rate(run, figures):.1f} a second"),
         ("no pose with a covered lens", f"{figures.silent_when_covered} of {covered} clouds"),
         ("known place recognised", again),
-        (f"false poses (over {FALSE_POSE} m off)", str(figures.false_poses)),
+        (f"false poses (over {FALSE_POSE} m or {FALSE_TURN:.0f} degrees off)", str(figures.false_poses)),
     ]
     if figures.error is not None:
         error = figures.error

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from lepard_ros.cloud.ranges import FARTHEST, LIVE_POINTS, NEAREST, crop_range, thinned
 from lepard_ros.data.bag_reader import Bag, BagFrame
-from lepard_ros.data.trajectories import Trajectory, TrajectoryError, compare
+from lepard_ros.data.trajectories import FALSE_POSE, FALSE_TURN, Trajectory, TrajectoryError, compare
 from lepard_ros.errors import InputError
 from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.registration.types import Registration
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from lepard_ros.matcher import Matcher
 
 Listener = Callable[[BagFrame, Track], None]
-FALSE_POSE = 0.5  # metres: a published pose with a larger error is false
 EXAMPLES = 4
 STATUS_COLUMNS = (
     *("stamp", "state", "reason", "method", "keyframe", "matches", "inliers"),
@@ -178,11 +177,6 @@ def error_of(replay: Replay) -> TrajectoryError | None:
     return compare(replay.published(), replay.truth)
 
 
-def false_poses(error: TrajectoryError) -> NDArray[np.bool_]:
-    """Which of the published poses were false."""
-    return error.errors > FALSE_POSE
-
-
 def figures(replay: Replay, tracker: RigidTracker) -> dict[str, float | None]:
     """The row of a bag in a table of several; errors are None without ground truth."""
     error = error_of(replay)
@@ -192,7 +186,7 @@ def figures(replay: Replay, tracker: RigidTracker) -> dict[str, float | None]:
         "keyframes": len(tracker.keyframes),
         "ate": None if error is None else float(error.ate_rmse),
         "rpe": None if error is None else float(error.rpe_translation),
-        "false": None if error is None else int(false_poses(error).sum()),
+        "false": None if error is None else int(error.false().sum()),
         "cpu_seconds": replay.seconds / max(len(replay.tracks), 1),
     }
 
@@ -224,7 +218,7 @@ def _error_lines(replay: Replay, tracker: RigidTracker, error: TrajectoryError) 
     lines = [
         f"ATE RMSE      {error.ate_rmse:.3f} m as published (largest {error.errors.max():.3f} m)",
         f"RPE over 1 s  {error.rpe_translation:.3f} m, {error.rpe_rotation:.2f} degrees",
-        f"false poses   {int(false_poses(error).sum())} (more than {FALSE_POSE} m from the truth)",
+        f"false poses   {int(error.false().sum())} (more than {FALSE_POSE} m or {FALSE_TURN:.0f} degrees off)",
     ]
     if len(stamps) > 2 and replay.truth is not None:
         lines.insert(1, f"              {compare(Trajectory(stamps, poses), replay.truth).ate_rmse:.3f} m as corrected")

@@ -17,6 +17,9 @@ PILLARS = 0.3  # share of the pieces that are pillars
 DEEPEST_PIECE = 0.9  # maximum depth in metres; the middle of the corridor stays free
 CAMERA_HEIGHT = 1.3  # metres above the floor
 TURN_BACK = 0.06  # share of a lap in which the camera turns to face backwards
+# Times that the camera looks to both sides on a lap. Not a whole number: nobody looks the same way at the same place on
+# each lap, and on the third one it looks to the other side than on the first.
+SWAYS = 11.25
 
 
 def floor_meshes(rng: Generator) -> list[Mesh]:
@@ -32,7 +35,7 @@ def rounds(clouds: int, count: int) -> FloatArray:
     phase = np.linspace(0.0, count, clouds, endpoint=False)
     places, headings = _middle_line(phase % 1.0)
     backwards = _turned_back(phase)
-    yaw = np.unwrap(headings) + np.pi * backwards + 0.35 * np.sin(2 * np.pi * 11 * phase)
+    yaw = np.unwrap(headings) + np.pi * backwards + 0.35 * np.sin(2 * np.pi * SWAYS * phase)
     pitch = -0.15 + 0.08 * np.sin(2 * np.pi * 7 * phase)
     height = CAMERA_HEIGHT + 0.04 * np.sin(2 * np.pi * 31 * phase)
     views = zip(places, height, yaw, pitch, strict=True)

@@ -17,12 +17,22 @@ from lepard_ros.tracking.keyframe_map import KeyframeMap
 from lepard_ros.tracking.keyframes import Keyframe
 from lepard_ros.tracking.local_map import LocalMap
 from lepard_ros.tracking.pose_candidates import PoseCandidate
-from lepard_ros.tracking.prior import best_supported, followed, judge_guess, with_prediction
+from lepard_ros.tracking.prior import (
+    FOLLOWED_ODDS,
+    best_supported,
+    followed,
+    judge_guess,
+    with_prediction,
+    with_weak_directions,
+)
 from lepard_ros.tracking.track import TrackerSettings
 from lepard_ros.tracking.views import View
 
 FOLLOW_SECONDS = 0.5  # maximum age of the last pose for frame-to-map tracking
 PRIOR_SECONDS = 1.5  # maximum age of the last pose for use as an initial guess
+# The velocity is that over this time: over 0.1 s, errors of 2 cm in two poses are 0.3 m/s, which a prediction of
+# unconstrained directions would keep from cloud to cloud. VELOCITY_POSES: newest poses that are considered.
+VELOCITY_SECONDS, VELOCITY_POSES = 0.35, 12
 SLOW_SENSOR = 1.5  # for slow sensors: the same limit, in multiples of the interval between clouds
 HYSTERESIS = 0.05  # extra predicted overlap that another keyframe needs to replace the last one
 # Margin on top of the maximum speed between two clouds: it covers the errors of both poses.
@@ -65,6 +75,10 @@ class Follower:
         self._lenient = replace(rule, refine_points=JUDGED_POINTS)
         strict = replace(rule.acceptance, min_quality=rigid.acceptance.min_quality - STRICT_ODDS)
         self._strict = replace(self._lenient, acceptance=strict)
+        # Log-odds that the last pose is right: the prior of a tracked motion. Doubtful motions lower them, so that they
+        # do not support each other for long.
+        self._belief = FOLLOWED_ODDS
+        self._min_quality = rigid.acceptance.min_quality
         # A motion that `follow` refused; it is used if relocalisation finds nothing better.
         self.uncertain: list[PoseCandidate] = []
         self._last_keyframe: int | None = None
@@ -97,7 +111,7 @@ class Follower:
         """
         if not self._pose_valid:
             return [] if self._hint is None else [self._hint]
-        latest = self._map.path.latest(self._map.keyframes, 2)
+        latest = self._map.path.latest(self._map.keyframes, VELOCITY_POSES)
         longest = max(PRIOR_SECONDS, SLOW_SENSOR * min(self.pace.gaps))
         if not latest or abs(stamp - latest[0][0]) > longest:
             return []
@@ -106,8 +120,21 @@ class Follower:
             return [last @ invert(self._odometry) @ odometry, last]
         if len(latest) == 1 or not 0 < last_stamp - latest[1][0] <= longest:
             return [last]
-        share = min((stamp - last_stamp) / (last_stamp - latest[1][0]), 2.0)  # limits the extrapolation
-        return [extrapolate(latest[1][1], last, share), last]
+        earlier_stamp, earlier = self._velocity_baseline(latest)
+        share = min((stamp - last_stamp) / (last_stamp - earlier_stamp), 2.0)  # limits the extrapolation
+        return [extrapolate(earlier, last, share), last]
+
+    def _velocity_baseline(self, latest: list[tuple[float, FloatArray]]) -> tuple[float, FloatArray]:
+        """The pose from which the velocity is measured: about VELOCITY_SECONDS old, and no jump since.
+
+        latest: at least two stamps and poses, newest first.
+        """
+        oldest = latest[1]
+        for pose in latest[2:]:
+            if latest[0][0] - pose[0] > VELOCITY_SECONDS or not self.reachable(*pose, *oldest):
+                break
+            oldest = pose
+        return oldest
 
     def follow(
         self, view: View, stamp: float, guesses: list[FloatArray], odometry: FloatArray | None = None
@@ -125,10 +152,10 @@ class Follower:
             motion = invert(frame.pose) @ self.local_map.align(view, guesses, frame, wide)
             predicted = invert(frame.pose) @ guesses[0]
             candidate = self._judged(view, frame, motion, predicted, sigma, self._strict)
-            if self.reachable_from_last(candidate, stamp):
+            if self.credible(candidate, stamp):
                 return candidate
             lenient = self._judged(view, frame, motion, predicted, sigma, self._lenient)
-            self.uncertain = self.uncertain or [lenient] * self.reachable_from_last(lenient, stamp)
+            self.uncertain = self.uncertain or [lenient] * self.credible(lenient, stamp)
         return None
 
     def _judged(
@@ -150,6 +177,7 @@ class Follower:
         found = judge_guess(source, target, motion[None], True, NO_MATCHES, rule, MAX_CONFLICT, contact)
         if slack and sigma > MAX_PREDICTED_SIGMA:
             found = replace(found, transform=None, covariance=None, status=Status.DEGENERATE)
+        found = with_weak_directions(found, resistance, target.spacing, found.overlap * points)
         return PoseCandidate(frame, with_prediction(found, slack, sigma) if slack else found)
 
     def _prediction_sigma(self, stamp: float, odometry: FloatArray | None) -> float:
@@ -175,6 +203,7 @@ class Follower:
     def accept(self, view: View, accepted: PoseCandidate, stamp: float, odometry: FloatArray | None) -> None:
         """Store an accepted pose; the next prediction starts from it."""
         frame, transform = accepted.keyframe, accepted.registration.transform
+        self._belief = min(FOLLOWED_ODDS, self._belief + accepted.registration.quality)
         if not accepted.registration.predicted:
             self._last_constrained = stamp, odometry
         self._last_keyframe, self._odometry = frame.id, odometry
@@ -189,6 +218,11 @@ class Follower:
     def prefer(self, frame: Keyframe) -> None:
         """Prefer a keyframe (usually the newest one) from now on."""
         self._last_keyframe = frame.id
+
+    def credible(self, candidate: PoseCandidate, stamp: float) -> bool:
+        """Whether a candidate continues the motion: within reach, and likely enough if the last pose is doubtful."""
+        likely = candidate.registration.quality >= self._min_quality - self._belief
+        return likely and self.reachable_from_last(candidate, stamp)
 
     def reachable_from_last(self, candidate: PoseCandidate, stamp: float, max_seconds: float = np.inf) -> bool:
         """Whether a candidate was accepted and the sensor can have reached its pose since the last one.

@@ -71,13 +71,14 @@ class KeyframeMap:
         return kept
 
     def confirmed(self, edges: list[Edge]) -> list[Edge]:
-        """New edges that may be added: they agree with the map, or a second edge implies the same correction.
+        """New edges that may be added: they agree with the map, or an independent edge implies the same correction.
 
-        A single measurement never moves the map: an edge without support waits for a second one.
+        A single measurement never moves the map: an edge without support waits for a second one. Edges that share a
+        keyframe are not independent: what misleads the alignment of one view does so in both.
         """
         agreeing = [edge for edge in self._existing(edges) if not self.contradicts(edge)]
         others = [edge for edge in self._existing([*self._unconfirmed, *edges]) if self.contradicts(edge)]
-        supported = [any(self._agree(edge, other) for other in others if other is not edge) for edge in others]
+        supported = [any(self._agree(edge, other) for other in others if _independent(edge, other)) for edge in others]
         pairs = list(zip(others, supported, strict=True))
         self._unconfirmed = [edge for edge, has_support in pairs if not has_support][-MAX_UNCONFIRMED:]
         return agreeing + [edge for edge, has_support in pairs if has_support]
@@ -148,6 +149,11 @@ class KeyframeMap:
             self.keyframes.remove(gone.id)
             self.path.rebase(gone, self.keyframes.nearest(gone.pose))
             self.graph.remove_node(gone.id)
+
+
+def _independent(edge: Edge, other: Edge) -> bool:
+    """Whether two edges have no keyframe in common."""
+    return not {edge.source, edge.target} & {other.source, other.target}
 
 
 def _optimised(graph: PoseGraph, poses: dict[int, FloatArray]) -> Correction:

@@ -11,8 +11,6 @@ from lepard_ros.tracking.keyframes import Keyframe
 # Two candidates within these limits agree.
 SAME_PLACE = 0.15  # metres
 SAME_TURN = 8.0  # degrees
-# Additional overlap that a matched motion needs to be preferred to the predicted one.
-CLEARLY_BETTER = 0.1
 
 
 @dataclass(frozen=True, eq=False)  # equal by identity: == cannot compare the arrays inside
@@ -35,18 +33,9 @@ def same_place(first: FloatArray, second: FloatArray) -> bool:
     return distance < SAME_PLACE and turn < SAME_TURN
 
 
-def preferred(expected: Registration, matched: Registration) -> Registration:
-    """The better of two motions to the same keyframe: one from the prediction, one from matches."""
-    if not expected.ok and not matched.ok:
-        return expected if expected.overlap > matched.overlap else matched  # its status is more informative
-    if not expected.ok or not matched.ok:
-        return expected if expected.ok else matched
-    return matched if matched.overlap > expected.overlap + CLEARLY_BETTER else expected
-
-
 def largest_group(candidates: list[PoseCandidate]) -> list[PoseCandidate]:
-    """The largest group of accepted candidates that agree, largest overlap first; empty if two groups tie."""
-    accepted = sorted((s for s in candidates if s.pose is not None), key=lambda s: -s.registration.overlap)
+    """The largest group of accepted candidates that agree, most likely first; empty if two groups tie."""
+    accepted = sorted((s for s in candidates if s.pose is not None), key=lambda s: -s.registration.quality)
     groups: list[list[PoseCandidate]] = []
     for candidate in accepted:
         home = next((group for group in groups if _agree(group[0], candidate)), None)

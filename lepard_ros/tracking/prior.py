@@ -12,12 +12,14 @@ from lepard_ros.registration.rigid.acceptance import (
     MIN_INLIERS,
     Evidence,
     contact_between,
+    distinct_sample,
     gather_evidence,
     quality,
 )
+from lepard_ros.registration.rigid.covariance import PATCH
 from lepard_ros.registration.rigid.estimate import MIN_POINTS, VERIFY_POINTS, RigidSettings, verdict
-from lepard_ros.registration.rigid.icp import Contact, IcpSettings, align, sample, tukey
-from lepard_ros.registration.rigid.slack import Resistance, Slack, resistance_of, slack_between
+from lepard_ros.registration.rigid.icp import Contact, IcpSettings, align, tukey
+from lepard_ros.registration.rigid.slack import HELD, Resistance, Slack, resistance_of, slack_between
 from lepard_ros.registration.types import NO_MATCHES, Matches, Registration, Status, Surface
 
 METHOD = "motion"
@@ -31,7 +33,8 @@ FOLLOWED_OVERLAP = 0.3  # in return, the views must overlap more
 GUESS_REACH = 0.25
 COARSE_POINTS = 600
 COARSE_ITERATIONS = 12
-FINE_ITERATIONS = 12
+FINE_ITERATIONS = 20
+REFINED = 3  # motions that are refined after the coarse pass: its order is that of 600 points
 # A direction is weakly constrained below this mean sine of the normals; a motion fits better if this share more of the
 # points lies on the surface. Chosen on three stretches of bench/walk.py: where alignment slid by 3 to 6 degrees in
 # front of a wall, the sine was 0.02 to 0.03 and the prediction fitted 3 to 9 % more points; elsewhere below 0.5 %.
@@ -41,21 +44,29 @@ SLACK_POINTS = 1500  # sample points for finding unconstrained directions
 
 
 def align_from_guesses(
-    source: Surface, target: Surface, guesses: FloatArray, matches: Matches, settings: RigidSettings
+    source: Surface,
+    target: Surface,
+    guesses: FloatArray,
+    matches: Matches,
+    settings: RigidSettings,
+    aligned: FloatArray | None = None,
 ) -> Registration:
     """Align a source to a target from initial guesses (G, 4, 4) and verify the best result.
 
-    matches: used only to report their inliers.
+    matches: used only to report their inliers. aligned: (4, 4), a motion that only needs to be refined.
     """
     if min(len(source.points), len(target.points)) < MIN_POINTS:
         return _refused(Status.TOO_FEW_POINTS, matches)
-    few = sample(source, COARSE_POINTS)
+    few = distinct_sample(source, COARSE_POINTS)
     motions, _ = align(few, target, guesses, COARSE_ITERATIONS, _coarse(target.spacing, settings))
-    if len(motions) > 1:
-        motions = motions[[int(np.argmax(_qualities(source, target, motions, settings)))]]
-    many = sample(source, settings.refine_points)
+    if len(motions) > REFINED:
+        motions = motions[np.argsort(-_qualities(source, target, motions, settings), kind="stable")[:REFINED]]
+    motions = motions if aligned is None else np.concatenate([motions, aligned[None]])
+    many = distinct_sample(source, settings.refine_points)
     motions, settled = align(many, target, motions, FINE_ITERATIONS, settings.icp)
-    return determined(source, target, judge_guess(source, target, motions, bool(settled[0]), matches, settings))
+    best = int(_qualities(source, target, motions, settings).argmax()) if len(motions) > 1 else 0
+    found = judge_guess(source, target, motions[[best]], bool(settled[best]), matches, settings)
+    return determined(source, target, found)
 
 
 def determined(source: Surface, target: Surface, motion: Registration) -> Registration:
@@ -63,6 +74,22 @@ def determined(source: Surface, target: Surface, motion: Registration) -> Regist
     if motion.transform is None or not slack_between(source, target, motion.transform, SLACK_POINTS):
         return motion
     return replace(motion, transform=None, covariance=None, status=Status.DEGENERATE)
+
+
+def more_likely(
+    source: Surface, target: Surface, expected: Registration, matched: Registration, settings: RigidSettings
+) -> Registration:
+    """The better of two motions to one target, from the prediction and from matches, by their log-odds.
+
+    Both are rated on the same evidence, with the matches. Overlap alone would not do: a large floor overlaps with any
+    rotation about its normal.
+    """
+    if expected.transform is None or matched.transform is None:
+        accepted = [motion for motion in (expected, matched) if motion.ok]
+        return accepted[0] if accepted else max(expected, matched, key=lambda motion: motion.overlap)
+    motions = np.stack([expected.transform, matched.transform])
+    evidence = gather_evidence(matched.matches, source, target, motions, settings.acceptance, settings.refine_points)
+    return (expected, matched)[int(quality(evidence).argmax())]
 
 
 def best_supported(
@@ -95,6 +122,20 @@ def with_prediction(motion: Registration, slack: Slack, sigma: float) -> Registr
     if motion.transform is None or motion.covariance is None:
         return motion
     return replace(motion, covariance=motion.covariance + slack.covariance(motion.transform, sigma), predicted=sigma)
+
+
+def with_weak_directions(motion: Registration, resistance: Resistance, spacing: float, points: float) -> Registration:
+    """The motion with a covariance that knows its weakly constrained directions.
+
+    The Hessian does not: noise of the normals resembles constraints. spacing: metres. points: number of points that
+    touch; neighbours share their error.
+    """
+    if motion.transform is None or motion.covariance is None:
+        return motion
+    independent = max(points * min((spacing / PATCH) ** 2, 1.0), 1.0)
+    sigma = max(motion.rmse, 0.1 * spacing) / independent**0.5
+    added = resistance.covariance(motion.transform, sigma, WEAKLY_HELD, HELD)
+    return replace(motion, covariance=motion.covariance + added)
 
 
 def judge_guess(

@@ -17,8 +17,8 @@ from lepard_ros.tracking.follower import Follower
 from lepard_ros.tracking.keyframe_map import KeyframeMap
 from lepard_ros.tracking.keyframes import Keyframe, distinct_views, view_distances
 from lepard_ros.tracking.places import most_similar
-from lepard_ros.tracking.pose_candidates import PoseCandidate, largest_group, preferred, same_place
-from lepard_ros.tracking.prior import align_from_guesses, determined, followed
+from lepard_ros.tracking.pose_candidates import PoseCandidate, largest_group, same_place
+from lepard_ros.tracking.prior import align_from_guesses, determined, followed, more_likely
 from lepard_ros.tracking.track import TrackerSettings
 from lepard_ros.tracking.views import View
 
@@ -73,7 +73,7 @@ class Relocaliser:
         self._search_index = 0  # progress of a search over several clouds
 
     def look_around(self, view: View, stamp: float, guesses: Sequence[FloatArray]) -> list[PoseCandidate]:
-        """Match the keyframes with the largest predicted overlap at the predicted pose."""
+        """Match the keyframes with the largest predicted overlap at the predicted pose, and align from the guesses."""
         if not guesses:
             return []
         frames = self._follower.overlapping_keyframes(view, guesses[0], self.settings.candidates)
@@ -165,8 +165,8 @@ class Relocaliser:
         self, view: View, frame: Keyframe, matched: Registration, guesses: Sequence[FloatArray], rule: RigidSettings
     ) -> Registration:
         motions = invert(frame.pose) @ np.array(guesses)
-        expected = align_from_guesses(view.surface, frame.surface, motions, matched.matches, rule)
-        return preferred(expected, matched)
+        expected = align_from_guesses(view.surface, frame.surface, motions, matched.matches, rule, matched.transform)
+        return more_likely(view.surface, frame.surface, expected, matched, rule)
 
     def _fall_back(self, view: View, frame: Keyframe, refused: Registration) -> Registration:
         """Try FPFH features after all of the network's motions were refused."""

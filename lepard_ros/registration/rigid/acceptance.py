@@ -126,6 +126,20 @@ def distinctness(surface: Surface) -> FloatArray:
     return 1.0 / np.sqrt(count[plane])
 
 
+@kept_for_surface
+def distinct_sample(surface: Surface, max_points: int) -> Surface:
+    """At most `max_points` points, drawn in proportion to their `distinctness`; deterministic.
+
+    For alignment: the noise of the normals of a large floor holds a cloud where it is, against a few real edges.
+    """
+    count = len(surface.points)
+    if count <= max_points:
+        return surface
+    worth = distinctness(surface)
+    kept = np.sort(np.random.default_rng(0).choice(count, max_points, replace=False, p=worth / worth.sum()))
+    return Surface(surface.points[kept], surface.normals[kept], surface.spacing, surface.viewpoint)
+
+
 def agreeing_matches(matches: Matches, transforms: FloatArray, radius: float) -> NDArray[np.bool_]:
     """Which matches agree with which motions (H, 4, 4), within `radius` metres. Returns (H, M)."""
     apart = move(transforms, np.asarray(matches.source)) - np.asarray(matches.target)

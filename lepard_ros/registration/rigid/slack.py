@@ -75,6 +75,17 @@ class Resistance(NamedTuple):
         loose[3:] /= self.radius
         return Slack(loose, self.centre)
 
+    def covariance(self, motion: FloatArray, sigma: float, held: float, least: float) -> FloatArray:
+        """Covariance (6, 6) of a motion (4, 4) in the directions constrained by `least` to `held`.
+
+        sigma: metres, error of the surfaces across themselves; a sine s between them and a direction makes it sigma / s
+        along that direction.
+        """
+        weak = (self.strength >= least) & (self.strength < held)
+        along = self.axes[:, weak] / self.strength[weak]
+        along[3:] /= self.radius
+        return Slack(along, self.centre).covariance(motion, sigma)
+
 
 UNKNOWN = Resistance(np.ones(6), np.eye(6), np.zeros(3), 1.0)  # no unconstrained directions are reported
 

@@ -14,6 +14,7 @@ from lepard_ros.registration.rigid.acceptance import (
     Evidence,
     agreeing_matches,
     contact_between,
+    distinct_sample,
     gather_evidence,
     judge,
     quality,
@@ -26,12 +27,14 @@ from lepard_ros.registration.rigid.consistency import (
 )
 from lepard_ros.registration.rigid.covariance import PATCH, alignment_covariance
 from lepard_ros.registration.rigid.device_icp import equations_for
-from lepard_ros.registration.rigid.icp import Contact, IcpSettings, align, sample, tukey
+from lepard_ros.registration.rigid.icp import Contact, IcpSettings, align, tukey
 from lepard_ros.registration.types import Matches, Registration, StageClock, Status, Surface
 
 MIN_POINTS = 60  # minimum number of points of a surface
 VERIFY_POINTS, VERIFY_ITERATIONS = 800, 5  # for each hypothesis
-REFINE_ITERATIONS = 20  # for the best one, by default
+# The best hypotheses are refined; distinct points suffice, and find their place from further away than planes do.
+REFINED, REFINE_POINTS, REFINE_ITERATIONS = 3, 1500, 30
+REFINE_REACH = 5.0  # maximum correspondence distance at the start of the refinement, in cells
 RANKED_MATCHES, RANKED_SEEDS = 300, 24  # for `agreement`
 
 
@@ -39,8 +42,9 @@ RANKED_MATCHES, RANKED_SEEDS = 300, 24  # for `agreement`
 class RigidSettings:
     """Settings of `register_matches`.
 
-    refine_points, refine_iterations: points and maximum ICP steps for refining the best hypothesis. patch: correlation
-    length of residuals in metres, see `alignment_covariance`. device: for hypotheses and ICP steps.
+    refine_points: points on which a refined motion is judged. refine_iterations: maximum ICP steps for refining the
+    best hypotheses. patch: correlation length of residuals in metres, see `alignment_covariance`. device: for
+    hypotheses and ICP steps.
     """
 
     consistency: ConsistencySettings = field(default_factory=ConsistencySettings)
@@ -197,25 +201,26 @@ def _breadth(points: FloatArray) -> float:
 def _verify(
     matches: Matches, source: Surface, target: Surface, candidates: FloatArray, settings: RigidSettings
 ) -> FloatArray:
-    """The candidate (1, 4, 4) with the best quality on the surfaces after a few ICP steps each."""
-    few = sample(source, VERIFY_POINTS)
+    """The candidates (H, 4, 4) with the best quality on the surfaces after a few ICP steps each, best first."""
+    few = distinct_sample(source, VERIFY_POINTS)
     aligned, _ = align(few, target, candidates, VERIFY_ITERATIONS, settings.icp, equations_for(settings.device))
     evidence = gather_evidence(matches, source, target, aligned, settings.acceptance, VERIFY_POINTS)
-    best = int(np.argmax(quality(evidence)))
-    return aligned[best : best + 1]
+    return aligned[np.argsort(-quality(evidence), kind="stable")[:REFINED]]
 
 
 def _refine(
-    matches: Matches, source: Surface, target: Surface, transform: FloatArray, settings: RigidSettings
+    matches: Matches, source: Surface, target: Surface, motions: FloatArray, settings: RigidSettings
 ) -> Registration:
-    """Refine one motion (1, 4, 4) to convergence and test it for acceptance."""
-    many = sample(source, settings.refine_points)
-    make = equations_for(settings.device)
-    transform, settled = align(many, target, transform, settings.refine_iterations, settings.icp, make)
-    contact = contact_between(source, target, transform, settings.refine_points)
+    """Refine motions (H, 4, 4) to convergence and test the best one for acceptance."""
+    icp = replace(settings.icp, first_reach=max(REFINE_REACH, settings.icp.first_reach))
+    many, make = distinct_sample(source, REFINE_POINTS), equations_for(settings.device)
+    motions, settled = align(many, target, motions, settings.refine_iterations, icp, make)
     rule, points = settings.acceptance, settings.refine_points
-    evidence = gather_evidence(matches, source, target, transform, rule, points, contact)
-    return verdict(matches, target.spacing, transform, contact, evidence, bool(settled[0]), settings)
+    contact = contact_between(source, target, motions, points)
+    evidence = gather_evidence(matches, source, target, motions, rule, points, contact)
+    best = [int(quality(evidence).argmax())]
+    contact, evidence = (type(parts)(*(values[best] for values in parts)) for parts in (contact, evidence))
+    return verdict(matches, target.spacing, motions[best], contact, evidence, bool(settled[best[0]]), settings)
 
 
 def verdict(

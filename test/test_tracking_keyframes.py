@@ -197,6 +197,23 @@ def test_a_jump_is_no_velocity() -> None:
     assert np.isclose(follower.predict(10.3)[0][0, 3], 5.1)
 
 
+def test_doubtful_motions_do_not_support_each_other_for_long() -> None:
+    follower = follower_after([0.0, 0.05])
+    keyframe = next(iter(follower._map.keyframes))
+
+    def moved(quality: float) -> PoseCandidate:
+        return PoseCandidate(
+            keyframe, replace(seen_at(0.0, 0, quality=quality).registration, transform=look(0.1, 0, 0, 0))
+        )
+
+    for _ in range(2):
+        assert follower.credible(moved(-1.5), 10.2), "tracking may go on for a while without much evidence"
+        follower.accept(tiny_view(), moved(-1.5), 10.2, None)
+    assert not follower.credible(moved(-1.5), 10.2), "but the last pose is not worth much by now"
+    follower.accept(tiny_view(), moved(4.0), 10.2, None)
+    assert follower.credible(moved(-1.5), 10.2)
+
+
 def test_two_poses_from_one_keyframe_are_rivals_too() -> None:
     """They share the keyframe and differ in arrays, which == cannot compare."""
     relocaliser = relocaliser_in(KeyframeMap(TrackerSettings()))

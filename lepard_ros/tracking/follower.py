@@ -17,7 +17,14 @@ from lepard_ros.tracking.keyframe_map import KeyframeMap
 from lepard_ros.tracking.keyframes import Keyframe
 from lepard_ros.tracking.local_map import LocalMap
 from lepard_ros.tracking.pose_candidates import PoseCandidate
-from lepard_ros.tracking.prior import best_supported, followed, judge_guess, with_prediction, with_weak_directions
+from lepard_ros.tracking.prior import (
+    FOLLOWED_ODDS,
+    best_supported,
+    followed,
+    judge_guess,
+    with_prediction,
+    with_weak_directions,
+)
 from lepard_ros.tracking.track import TrackerSettings
 from lepard_ros.tracking.views import View
 
@@ -68,6 +75,10 @@ class Follower:
         self._lenient = replace(rule, refine_points=JUDGED_POINTS)
         strict = replace(rule.acceptance, min_quality=rigid.acceptance.min_quality - STRICT_ODDS)
         self._strict = replace(self._lenient, acceptance=strict)
+        # Log-odds that the last pose is right: the prior of a tracked motion. Doubtful motions lower them, so that they
+        # do not support each other for long.
+        self._belief = FOLLOWED_ODDS
+        self._min_quality = rigid.acceptance.min_quality
         # A motion that `follow` refused; it is used if relocalisation finds nothing better.
         self.uncertain: list[PoseCandidate] = []
         self._last_keyframe: int | None = None
@@ -141,10 +152,10 @@ class Follower:
             motion = invert(frame.pose) @ self.local_map.align(view, guesses, frame, wide)
             predicted = invert(frame.pose) @ guesses[0]
             candidate = self._judged(view, frame, motion, predicted, sigma, self._strict)
-            if self.reachable_from_last(candidate, stamp):
+            if self.credible(candidate, stamp):
                 return candidate
             lenient = self._judged(view, frame, motion, predicted, sigma, self._lenient)
-            self.uncertain = self.uncertain or [lenient] * self.reachable_from_last(lenient, stamp)
+            self.uncertain = self.uncertain or [lenient] * self.credible(lenient, stamp)
         return None
 
     def _judged(
@@ -192,6 +203,7 @@ class Follower:
     def accept(self, view: View, accepted: PoseCandidate, stamp: float, odometry: FloatArray | None) -> None:
         """Store an accepted pose; the next prediction starts from it."""
         frame, transform = accepted.keyframe, accepted.registration.transform
+        self._belief = min(FOLLOWED_ODDS, self._belief + accepted.registration.quality)
         if not accepted.registration.predicted:
             self._last_constrained = stamp, odometry
         self._last_keyframe, self._odometry = frame.id, odometry
@@ -206,6 +218,11 @@ class Follower:
     def prefer(self, frame: Keyframe) -> None:
         """Prefer a keyframe (usually the newest one) from now on."""
         self._last_keyframe = frame.id
+
+    def credible(self, candidate: PoseCandidate, stamp: float) -> bool:
+        """Whether a candidate continues the motion: within reach, and likely enough if the last pose is doubtful."""
+        likely = candidate.registration.quality >= self._min_quality - self._belief
+        return likely and self.reachable_from_last(candidate, stamp)
 
     def reachable_from_last(self, candidate: PoseCandidate, stamp: float, max_seconds: float = np.inf) -> bool:
         """Whether a candidate was accepted and the sensor can have reached its pose since the last one.

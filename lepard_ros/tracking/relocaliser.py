@@ -73,18 +73,13 @@ class Relocaliser:
         self._search_index = 0  # progress of a search over several clouds
 
     def look_around(self, view: View, stamp: float, guesses: Sequence[FloatArray]) -> list[PoseCandidate]:
-        """Match the keyframes with the largest predicted overlap at the predicted pose, and align from the guesses.
-
-        Not from the guesses if the follower has an uncertain motion: it started there, too, and aligned to the local
-        map, which is more than one keyframe.
-        """
+        """Match the keyframes with the largest predicted overlap at the predicted pose, and align from the guesses."""
         if not guesses:
             return []
         frames = self._follower.overlapping_keyframes(view, guesses[0], self.settings.candidates)
         rule = followed(self._rigid) if self._follower.recent(stamp) else self._rigid
-        untried = [] if self._follower.uncertain else guesses
-        candidates = self._match_keyframes(view, frames, untried, rule)
-        if not untried or any(candidate.registration.ok for candidate in candidates):
+        candidates = self._match_keyframes(view, frames, guesses, rule)
+        if any(candidate.registration.ok for candidate in candidates):
             return candidates
         return [self._retry_wide(view, candidate, guesses[-1]) for candidate in candidates]
 

@@ -223,7 +223,7 @@ class RigidTracker:
         """Relocalise with the network: around the predicted pose, then in the whole map. Tracking waits for it."""
         self._background.finish()  # so that every keyframe can be matched
         candidates = self._background.run(lambda: self._relocaliser.look_around(view, stamp, guesses))
-        near = [s for s in candidates if self._follower.reachable_from_last(s, stamp)]
+        near = [s for s in candidates if self._follower.credible(s, stamp)]
         group = largest_group(near + self._follower.uncertain)
         if group and not self._pose_disputed:
             return group[0], Event.FOLLOWED, candidates

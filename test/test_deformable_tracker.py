@@ -374,6 +374,21 @@ def test_known_surface_under_an_inexact_warp_is_not_added_again() -> None:
     assert len(model.points) == before
 
 
+def test_a_model_never_exceeds_its_limits() -> None:
+    """The graph was extended beyond the limit by all the nodes that one cloud asked for."""
+
+    def grown(settings: ModelSettings) -> CanonicalModel:
+        model = CanonicalModel(plane(0.2, 0.3), settings)
+        for _ in range(4):
+            model.update(replace(model.warp, support=np.ones(len(model.graph.nodes))), plane(0.4, 0.3))
+        return model
+
+    free = grown(ModelSettings())
+    points, nodes = len(free.points), len(free.graph.nodes)
+    assert len(grown(ModelSettings(max_points=points - 50)).points) == points - 50
+    assert len(grown(ModelSettings(max_nodes=nodes - 1)).graph.nodes) < nodes
+
+
 def contact(covered: float, overlap: float, residual: float, aligned: float = 0.9) -> Warp:
     """A warp with such evidence."""
     rest = CanonicalModel(plane(0.3, 0.3), ModelSettings()).warp

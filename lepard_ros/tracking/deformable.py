@@ -71,8 +71,8 @@ MIN_FOLLOWED_COVER, MAX_FOLLOWED_RESIDUAL = 0.75, 0.006
 # the next one ends. Chosen on the demonstration's film (seed 0).
 MAX_MATCH_AGE, MAX_UNCONSTRAINED_AGE = 1.5, 0.9
 # If fewer of the matches agree, they do not correct a tracked warp that fits its cloud by more than this (median of the
-# nodes, metres). A match of seed 3 (0.40) moved one from 5 to 7 cm off, and the next clouds to 12 cm; the correct ones
-# had 0.46 to 0.98, or confirmed what was tracked.
+# nodes, metres). In a trial variant on seed 3, a match with 0.40 moved one from 5 to 7 cm off, and the next clouds to
+# 12 cm; most matches that corrected a warp well had 0.46 to 0.98. Chosen on seeds 0 to 5.
 MIN_CORRECTING_INLIERS, MAX_WEAK_CORRECTION = 0.42, 0.03
 # Metres a second (median of the nodes) that an object may move, over at least MIN_SECONDS: further away there is
 # something else, or it must be matched.

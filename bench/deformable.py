@@ -3,13 +3,14 @@
 
     python bench/deformable.py scene                       raw clouds of 640 x 480 to a warp, the room left out
     python bench/deformable.py turn [--frames 100] [--background 0] [--every 1]
-    python bench/deformable.py virtual [--seed 0] [--frames 100] [--tracking 0.16] [--matching 0.5]
+    python bench/deformable.py virtual [--seed 0] [--frames 100] [--tracking 0.16] [--matching 0.5] [--turns 1]
     python bench/deformable.py node [--rate 10] [--seconds 30]
 
 turn: a full turn in so many clouds, each processed, by the tracker alone. --background 2 is what the node does: follow,
 and take in the matches of a past cloud; 0 matches every cloud. --every 3: only every third cloud is processed.
 virtual: the demonstration's film in virtual time: ten clouds a second, of which those are dropped that come while
-tracking works (so many seconds a cloud) or waits for the matching process (so many seconds a match).
+tracking works (so many seconds a cloud) or waits for the matching process (so many seconds a match). --turns 2
+--frames 200: the body turns round twice; model and memory must not grow with the second turn.
 node: the demo's clouds (320 x 240) there and back again at a sensor's rate over real DDS, into the node in a process of
 its own. latency: from the stamp, which is taken when the cloud is published, to the arrival of the warp.
 """
@@ -22,7 +23,7 @@ import tempfile
 import time
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -143,27 +144,58 @@ class VirtualBackground(Background):
 
 def virtual(args: argparse.Namespace) -> None:
     """The demonstration's film, with clouds dropped as the node drops them."""
-    film, time_of = make_film(args.seed, args.frames), VirtualTime(args.tracking, args.matching)
-    tracker = DeformableTracker(Matcher.from_pretrained("deformable"), DeformableSettings(background_clouds=1))
+    film, time_of = make_film(args.seed, args.frames, args.turns), VirtualTime(args.tracking, args.matching)
+    tracker = DeformableTracker(Matcher.from_pretrained(args.weights), DeformableSettings(background_clouds=1))
     tracker.process(film.sequence.cloud(0), 0.0)  # the player waits for this one
     tracker._background = VirtualBackground(time_of)
-    errors, latencies, lost, frame = [], [], 0, 1
+    rows, frame = [], 1
     while frame < args.frames:
         time_of.now = max(time_of.now, 0.1 * frame)
         cloud = np.full((1, 3), np.nan) if film.covered[frame] else film.sequence.cloud(frame)
         track = tracker.process(cloud, 0.1 * frame)
         time_of.end_cloud()
-        latencies.append(time_of.now - 0.1 * frame)
-        errors.append(np.nan if track.warp is None else film_error(track, film, frame))
-        lost += track.warp is None and not film.covered[frame]
+        rows.append(virtual_row(track, film, frame, time_of.now - 0.1 * frame))
         words = (track.state.name, track.method, len(track.model_points), track.reason)
-        print(f"cloud {frame:3d}: {100 * errors[-1]:5.1f} cm, {latencies[-1]:.2f} s", *words, flush=True)
+        errors = f"{100 * rows[-1].error:5.1f} cm, visible {100 * rows[-1].visible:5.1f} cm"
+        memory = f"{resident_megabytes(os.getpid()):.0f} MB"
+        print(f"cloud {frame:3d}: {errors}, {rows[-1].latency:.2f} s, {memory}", *words, flush=True)
         frame = max(frame + 1, int(time_of.now / 0.1 + 1e-6))
-    good = np.isfinite(errors)
+    report_virtual(args, rows, film, tracker)
+
+
+class VirtualRow(NamedTuple):
+    """One processed cloud: seconds, and metres (NaN without a warp) of `film_error` and `visible_error`."""
+
+    frame: int
+    latency: float
+    error: float
+    visible: float
+
+
+def virtual_row(track: DeformableTrack, film: Film, frame: int, latency: float) -> VirtualRow:
+    """The figures of a cloud; the visible error is only known for a model that began with the film."""
+    if track.warp is None:
+        return VirtualRow(frame, latency, np.nan, np.nan)
+    visible = np.nan if track.model_stamp else visible_error(track.warp, film.sequence, frame)
+    return VirtualRow(frame, latency, film_error(track, film, frame), visible)
+
+
+def report_virtual(args: argparse.Namespace, rows: list[VirtualRow], film: Film, tracker: DeformableTracker) -> None:
+    """Print the figures of a run."""
+    frames, latency, error, visible = (np.array(column) for column in zip(*rows, strict=True))
+    good, shown = np.isfinite(error), ~film.covered[frames]
+    after = shown & (frames > np.flatnonzero(film.covered).max(initial=0))
+    found = np.flatnonzero(good[after])
+    again = f"found with cloud {found[0] + 1} after the lens" if len(found) else "not found after the lens"
     print(f"seed {args.seed}: {good.sum()} warps, {good.sum() / (0.1 * args.frames):.1f} a second; latency", end=" ")
-    print(f"{np.median(latencies):.2f} s median, {np.percentile(latencies, 95):.2f} s at 95 %; lost {lost}", end="; ")
-    print(f"over 10 cm: {(np.array(errors)[good] > 0.1).sum()}; mean {100 * np.nanmean(errors):.1f} cm,", end=" ")
-    print(f"worst {100 * np.nanmax(errors):.1f} cm; model {len(tracker.model.points) if tracker.model else 0} points")
+    print(f"{np.median(latency):.2f} s median, {np.percentile(latency, 95):.2f} s at 95 %; lost", end=" ")
+    print(f"{(shown & ~good).sum()} of {shown.sum()}; {again}; over 10 cm: {(error[good] > 0.1).sum()};", end=" ")
+    print(f"mean {100 * np.nanmean(error):.1f} cm, worst {100 * np.nanmax(error):.1f} cm; visible", end=" ")
+    print(
+        f"{100 * np.nanmean(visible):.1f} and {100 * np.nanmax(visible):.1f} cm, over 5 cm: {(visible > 0.05).sum()};"
+    )
+    nodes = len(tracker.model.graph.nodes) if tracker.model else 0
+    print(f"  model {len(tracker.model.points) if tracker.model else 0} points, {nodes} nodes")
 
 
 def film_error(track: DeformableTrack, film: Film, frame: int) -> float:
@@ -277,6 +309,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="virtual: the film (default 0, the demonstration's own)")
     parser.add_argument("--tracking", type=float, default=0.16, help="virtual: seconds of tracking a cloud")
     parser.add_argument("--matching", type=float, default=0.5, help="virtual: seconds of a match")
+    parser.add_argument("--turns", type=int, default=1, help="virtual: of the body, in 100 clouds each")
+    parser.add_argument("--weights", default="deformable", help="virtual: the weights (default deformable)")
     parser.add_argument("--every", type=int, default=1, help="turn: process every so-manyth cloud")
     parser.add_argument("--background", type=int, default=0, help="turn: DeformableSettings.background_clouds")
     parser.add_argument("--rate", type=float, default=10.0, help="node: clouds a second (default 10)")

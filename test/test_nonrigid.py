@@ -212,8 +212,36 @@ def test_a_turn_of_the_whole_body_is_followed_along_its_surface() -> None:
     for turn in (12.0, 24.0, 36.0):
         now, outward = flat_trunk(turn)
         seen = (outward * now).sum(axis=1) < 0
-        warp = follower.solve(Surface(now[seen], outward[seen], 0.01), warp)
+        target = Surface(now[seen], outward[seen], 0.01)
+        warp = follower.solve(target, follower.place(target, [warp]))
     assert np.median(np.linalg.norm(warp(points) - now, axis=1)) < 0.01
+
+
+def test_a_body_is_placed_where_it_jumped_to_and_with_the_better_of_two_predictions() -> None:
+    """It was searched within 8 cm of one prediction; a body that jumped or stopped was lost."""
+    points, normals = flat_trunk(0.0)
+    follower = SurfaceFollower(build_graph(points), Surface(points, normals, 0.01), NonrigidSettings())
+    rest = Warp.rest(follower.graph, Status.OK)
+    seen = (normals * points).sum(axis=1) < 0
+    jumped = Surface(points[seen] + [0.15, 0.1, 0.2], normals[seen], 0.01)
+    moved = follower.place(jumped, [rest])(points) - points
+    np.testing.assert_allclose(moved.mean(axis=0), [0.15, 0.1, 0.2], atol=0.01)
+    turned = np.eye(4)
+    turned[:3, :3] = rotation_from_vector(np.array([0.0, np.radians(50.0), 0.0]))
+    turned[:3, 3] = points.mean(axis=0) - turned[:3, :3] @ points.mean(axis=0)
+    placed = follower.place(Surface(points[seen], normals[seen], 0.01), [rest.moved_by(turned), rest])
+    assert np.linalg.norm(placed(points) - points, axis=1).max() < 0.01
+
+
+def test_the_far_side_of_a_thin_limb_is_no_evidence_against_a_fit() -> None:
+    """Its normals point away from the sensor, 2 cm behind the near side: a third of the overlap seemed inside out."""
+    near, far = plane(0.3, 0.3), plane(0.3, 0.3) + np.array([0.0, 0.0, 0.01])
+    toward = np.tile([0.0, 0.0, -1.0], (len(near), 1))
+    limb = Surface(np.concatenate([near, far]), np.concatenate([toward, -toward]), 0.01)
+    follower = SurfaceFollower(build_graph(limb.points), limb, NonrigidSettings())
+    evidence = follower.solve(Surface(near, toward, 0.01), Warp.rest(follower.graph, Status.OK)).evidence
+    assert evidence is not None
+    assert evidence.aligned < 0.5 and evidence.seen_aligned > 0.95
 
 
 def test_limbs_that_do_not_touch_do_not_drag_each_other() -> None:

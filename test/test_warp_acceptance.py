@@ -18,7 +18,7 @@ from lepard_ros.synthesis.creature_sequences import CreatureSequence, creature_s
 from test_graph import plane
 
 EVERYTHING = NonrigidSettings(min_quality=float("-inf"))
-GOOD = WarpEvidence(0.8, 700, 0.9, 0.9, 0.01, 0.0, 0.003, 0.003, 0.1, 0.0, 15.0, 0.8, 0.95, 0.1)
+GOOD = WarpEvidence(0.8, 700, 0.9, 0.9, 0.01, 0.0, 0.003, 0.003, 0.1, 0.0, 15.0, 0.8, 0.95, 0.95, 0.1)
 
 
 def mirrored_matches(points: np.ndarray, count: int = 300) -> Matches:

@@ -208,12 +208,15 @@ def make_story(seed: int, frames: int) -> Story:
     return Story(video.camera, stamps, depths, video.poses[order], covered, moved)
 
 
-def make_film(seed: int, frames: int) -> Film:
-    """A biped that turns round once in a furnished room, before a camera that sways; a hand covers the lens."""
+def make_film(seed: int, frames: int, turns: int = 1) -> Film:
+    """A biped that turns round in a furnished room, before a camera that sways; a hand covers the lens.
+
+    turns: in so many times FILM_FRAMES clouds.
+    """
     from lepard_ros.synthesis.creature_sequences import creature_sequence
 
     sequence = creature_sequence(
-        seed, max(frames, FILM_FRAMES), rate=FILM_RATE, width=FILM_WIDTH, turn=360.0, furnished=True
+        seed, max(frames, FILM_FRAMES * turns), rate=FILM_RATE, width=FILM_WIDTH, turn=360.0 * turns, furnished=True
     )
     stamps = [START_NS + round(float(stamp) * 1e9) for stamp in sequence.stamps[:frames]]
     covered = np.zeros(frames, dtype=bool)

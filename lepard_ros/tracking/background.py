@@ -65,10 +65,6 @@ class Background:
         while self._jobs:
             self._deliver_first()
 
-    def claim(self) -> Any:
-        """Wait for the newest job and return its result here instead of delivering it later."""
-        return self._jobs.pop().result.result()
-
     def drop(self) -> None:
         """Discard all jobs, for example because their map was reset."""
         for job in self._jobs:

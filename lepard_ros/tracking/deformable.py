@@ -8,7 +8,6 @@ import numpy as np
 
 from lepard_ros.errors import InputError
 from lepard_ros.geometry.arrays import BoolArray, FloatArray
-from lepard_ros.geometry.rigid_motion import move
 from lepard_ros.registration.deformable.foreground import NO_BACKGROUND, camera_motion, split_scene
 from lepard_ros.registration.deformable.graph import finite_points
 from lepard_ros.registration.deformable.nonrigid import SurfaceFollower
@@ -37,6 +36,8 @@ from lepard_ros.tracking.observations import (
     carry_forward,
     corrected,
     degrees_between,
+    extrapolated,
+    median_motion,
     most_redundant,
     observe,
 )
@@ -55,7 +56,8 @@ LOST_KEYFRAMES = 3  # the same while the object is lost; each further search tri
 # dominate, at longer ones the velocity may have changed. And the number of matched clouds kept for this.
 MATCHED_SECONDS, MAX_MATCHED = (0.19, 1.5), 8
 SUPPORT_DECAY = 0.9  # factor on the support of the last matches, for every cloud tracked without matches
-FOLLOW_SECONDS = 1.0  # since the last accepted cloud; allows for clouds that were dropped during a search
+# Seconds since the last accepted or matched cloud for which a refused cloud is tracked on; then the object is lost.
+FOLLOW_SECONDS = 1.0
 # Limits of tracking without matches: minimum sum of the share of the cloud on the model and the share of the visible
 # model on the cloud (a rotating object shows surface that the model does not have yet, so neither alone decides);
 # minimum mean cosine between normals; maximum share of the model in free space. Inside-out surface is not limited: the
@@ -68,6 +70,14 @@ MIN_FOLLOWED_COVER, MAX_FOLLOWED_RESIDUAL = 0.75, 0.006
 # surface does not show every rigid motion. A match of 0.6 s is that old when the next one begins, and twice that when
 # the next one ends. Chosen on the demonstration's film (seed 0).
 MAX_MATCH_AGE, MAX_UNCONSTRAINED_AGE = 1.5, 0.9
+# If fewer of the matches agree, they do not correct a tracked warp that fits its cloud by more than this (median of the
+# nodes, metres). In a trial variant on seed 3, a match with 0.40 moved one from 5 to 7 cm off, and the next clouds to
+# 12 cm; most matches that corrected a warp well had 0.46 to 0.98. Chosen on seeds 0 to 5.
+MIN_CORRECTING_INLIERS, MAX_WEAK_CORRECTION = 0.42, 0.03
+# Metres a second (median of the nodes) that an object may move, over at least MIN_SECONDS: further away there is
+# something else, or it must be matched.
+MAX_SPEED, MIN_SECONDS = 2.0, 0.1
+MAX_EXTRAPOLATION = 1.5  # the last motion of every node is continued for this many times its duration at most
 EXPECTED_SECONDS = 0.5  # for this long the object must stay near its predicted position, whatever the matches say
 
 
@@ -120,6 +130,13 @@ class _WarpResult(NamedTuple):
     of_this_cloud: bool = False
 
 
+class _Pending(NamedTuple):
+    """The tracked warp to the cloud that the background worker is matching. accepted: it was published."""
+
+    tracked: StampedWarp
+    accepted: bool
+
+
 class _PastUpdate(NamedTuple):
     """A model update from a past cloud. then: the warped model in that cloud."""
 
@@ -127,6 +144,18 @@ class _PastUpdate(NamedTuple):
     then: WarpedModel
     change: Change
     keyframe: bool
+
+
+def is_plausible(warp: Warp) -> bool:
+    """Whether the tracked model and the live cloud lie on each other, and none of it in observed free space."""
+    known = warp.evidence
+    if known is None or known.strain > MAX_STRAIN:
+        return False
+    if known.covered + known.overlap < MIN_FOLLOWED_CONTACT or known.seen_aligned < MIN_FOLLOWED_ALIGNED:
+        return False
+    if known.covered < MIN_FOLLOWED_COVER and known.residual > MAX_FOLLOWED_RESIDUAL:
+        return False
+    return known.conflict <= MAX_FOLLOWED_CONFLICT
 
 
 class DeformableTracker:
@@ -154,11 +183,12 @@ class DeformableTracker:
         self._keyframes: list[View] = []
         self._last_encoded: View | None = None
         self._last: Observation | None = None
-        self._warp: Warp | None = None  # to the last accepted cloud
-        # Motion of the static scene relative to the camera, from the first to the last accepted cloud.
+        self._warp: Warp | None = None  # to the last tracked cloud, accepted or not
+        self._before: StampedWarp | None = None  # to the tracked cloud before that, on the same nodes
+        self._accepted_stamp = 0.0  # of the last accepted cloud
+        # Motion of the static scene relative to the camera, from the first to the last tracked cloud.
         self._scene_motion = np.eye(4)
-        self._pending_cloud: LiveCloud | None = None  # the cloud that the background worker is matching
-        self._pending_warp: StampedWarp | None = None  # tracked warp to that cloud
+        self._pending: _Pending | None = None  # what the background worker is matching
         self._matched: list[StampedWarp] = []  # the last few warps from matches
         self._past_update: _PastUpdate | None = None
         self._velocity: BodyVelocity | None = None  # None until it is known
@@ -187,14 +217,28 @@ class DeformableTracker:
         if self._failed_searches >= self.settings.max_rejections:
             return replace(self._begin(live, clock), reason="the model restarts: the object was not found again")
         camera = self._camera_motion(live)
+        if self._is_lost(live):
+            self._background.finish()  # the match of an earlier cloud may find the object
         clock.stop("predict")
-        found = self._follow_first(live, camera, clock) or self._search(live, camera, clock)
+        if self._may_follow and not self._is_lost(live):
+            found = self._follow(live, camera, clock)
+        else:
+            found = self._search(live, camera, clock)
         if isinstance(found, DeformableTrack):
             return found
-        self._update_velocity(live, camera, found)
+        self._advance(live, camera, found.warp, found.of_this_cloud)
         return self._accept(live, found, clock)
 
-    def _update_velocity(self, live: LiveCloud, camera: FloatArray, found: _WarpResult) -> None:
+    def _advance(self, live: LiveCloud, camera: FloatArray, warp: Warp, matched: bool = False) -> None:
+        """Continue with this cloud and this warp to it. matched: the warp is from matches of this cloud."""
+        assert self.model is not None and self._warp is not None and self._last is not None
+        same_nodes = np.array_equal(self._warp.graph.nodes, warp.graph.nodes)
+        before = self._warp if same_nodes else self._warp.onto(warp.graph)
+        self._before = StampedWarp(self._last.live.stamp, before, self._scene_motion)
+        self._update_velocity(live, camera, warp, matched)
+        self._warp, self._last = warp, observe(live, self.model, warp)
+
+    def _update_velocity(self, live: LiveCloud, camera: FloatArray, warp: Warp, matched: bool) -> None:
         """Update the velocity used for prediction.
 
         ICP observes translation, but not always sliding along the surface, such as the rotation of a round object. The
@@ -203,8 +247,8 @@ class DeformableTracker:
         assert self._warp is not None
         before = StampedWarp(live.stamp - self._elapsed(live), self._warp, self._scene_motion)
         self._scene_motion = camera @ self._scene_motion
-        after = StampedWarp(live.stamp, found.warp, self._scene_motion)
-        if found.of_this_cloud:
+        after = StampedWarp(live.stamp, warp, self._scene_motion)
+        if matched:
             self._velocity = self._velocity_to(after) or self._velocity
             self._matched = [*self._matched, after][-MAX_MATCHED:]
         elif self._velocity is not None:
@@ -244,7 +288,7 @@ class DeformableTracker:
             return self._refused(live.stamp, "the cloud has no sufficiently large connected surface", clock)
         clock.stop("fuse")
         self._warp, self._last = self.model.warp, observe(live, self.model, self.model.warp)
-        self._matched = [StampedWarp(live.stamp, self._warp, self._scene_motion)]
+        self._matched, self._accepted_stamp = [StampedWarp(live.stamp, self._warp, self._scene_motion)], live.stamp
         self._follower = SurfaceFollower(self.model.graph, self.model.surface, self.settings.follower)
         self._constrained = self._follower.is_constrained(live.surface, self._warp)
         self._add_view(View(self._last, self._background.run(lambda: self._worker.encode(live.points))))
@@ -253,98 +297,104 @@ class DeformableTracker:
         return replace(track, method="lepard", background=live.background_count)
 
     def _camera_motion(self, live: LiveCloud) -> FloatArray:
-        """Motion (4, 4) of the static scene relative to the camera since the last accepted cloud."""
+        """Motion (4, 4) of the static scene relative to the camera since the last tracked cloud."""
         assert self._last is not None
         return camera_motion(self._last.live.background, live.background)
 
     def _elapsed(self, live: LiveCloud) -> float:
-        """Seconds since the last accepted cloud."""
+        """Seconds since the last tracked cloud, accepted or not."""
         assert self._last is not None
         return live.stamp - self._last.live.stamp
 
-    def _predicted(self, live: LiveCloud, camera: FloatArray) -> Warp:
-        """The last warp, extrapolated by the velocity of the object and the motion of the camera (4, 4)."""
-        assert self._warp is not None
-        warp, elapsed = self._warp, min(max(self._elapsed(live), 0.0), FOLLOW_SECONDS)
-        return warp.moved_by((self._velocity or AT_REST).over(elapsed, move(camera, warp.moved_nodes)) @ camera)
+    def _unverified(self, live: LiveCloud) -> float:
+        """Seconds since the last cloud that was accepted or matched."""
+        return live.stamp - max(self._accepted_stamp, self._matched[-1].stamp)
+
+    def _is_lost(self, live: LiveCloud) -> bool:
+        """Whether the object was neither accepted nor matched for too long to find it from where it was."""
+        return self._rejected > 0 and self._unverified(live) > FOLLOW_SECONDS
+
+    def _placed(self, live: LiveCloud, camera: FloatArray) -> Warp:
+        """The last warp, extrapolated and moved rigidly onto the live cloud. camera: (4, 4), motion of the scene.
+
+        The best of three predictions: the body keeps its velocity, it stops, or every node keeps its own velocity. A
+        body that jumps is not where its velocity leads, and limbs swing.
+        """
+        assert self._warp is not None and self._last is not None and self._follower is not None
+        warp, elapsed = self._warp.moved_by(camera), min(max(self._elapsed(live), 0.0), FOLLOW_SECONDS)
+        starts = [warp.moved_by((self._velocity or AT_REST).over(elapsed, warp.moved_nodes)), warp]
+        if self._before is not None and self._last.live.stamp > self._before.stamp:
+            now = StampedWarp(self._last.live.stamp, self._warp, self._scene_motion)
+            longest = MAX_EXTRAPOLATION * (now.stamp - self._before.stamp)
+            starts.append(extrapolated(self._before, now, min(elapsed, longest)).moved_by(camera))
+        return self._follower.place(live.surface, starts)
 
     # ---- tracking without matches, while the background worker matches one cloud at a time ----
 
-    def _follow_first(self, live: LiveCloud, camera: FloatArray, clock: StageClock) -> _WarpResult | None:
-        """Track without matches from the last warp; None if this cloud must be matched.
+    def _follow(self, live: LiveCloud, camera: FloatArray, clock: StageClock) -> "_WarpResult | DeformableTrack":
+        """Track without matches from the last warp.
 
-        The first clouds of a model must be matched if its surface does not show every rigid motion: the velocity is
-        unknown, and unobserved motion would accumulate. If tracking fails while the background worker has an earlier
-        cloud, its result may correct the last warp; then tracking is tried again.
+        A warp that is not reliable is not published, but tracking goes on from it: it is accepted again when a later
+        cloud fits, or when the matches of an earlier one have corrected it. Waiting for them would take longer.
         """
-        if not self._may_follow:
-            return None
-        if self._is_stale(live):
-            self._background.finish()
-            clock.stop("learn")
-        if self._is_stale(live):
-            return None
-        starts = not self._rejected and not len(self._background)
+        placed = self._placed(live, camera)
+        starts = not len(self._background)
         if starts:
-            task, self._pending_cloud = self._task(live, self._predicted(live, camera)), live
+            task = self._task(live, placed)
             self._background.submit(lambda: self._worker.match_and_update(task), self._apply_past_match)
-        found = self._followed(live, camera)
+        warp = self._fitted(live, placed)
         clock.stop("follow")
+        jumped = self._jumped(live, camera, warp)
+        reason = self._reason_to_refuse(warp, live)
         if starts:
-            self._pending_warp = (
-                None if found is None else StampedWarp(live.stamp, found.warp, camera @ self._scene_motion)
-            )
-        elif found is None and len(self._background) and not self._rejected:
-            self._background.finish()
-            clock.stop("learn")
-            found = self._followed(live, camera)
-            clock.stop("follow")
-        return found
-
-    def _is_stale(self, live: LiveCloud) -> bool:
-        """Whether the last matched cloud is too old for tracking without matches."""
-        max_age = MAX_MATCH_AGE if self._constrained else MAX_UNCONSTRAINED_AGE
-        return live.stamp - self._matched[-1].stamp > max_age
-
-    @property
-    def _may_follow(self) -> bool:
-        """Whether clouds are tracked before they are matched."""
-        return self.settings.background_clouds > 0 and (self._velocity is not None or self._constrained)
-
-    def _followed(self, live: LiveCloud, camera: FloatArray) -> _WarpResult | None:
-        """The tracked warp, with the matches of a past cloud if their result has just arrived."""
+            tracked = StampedWarp(live.stamp, warp, camera @ self._scene_motion)
+            self._pending = _Pending(tracked, not (jumped or reason))
+        if jumped or reason:
+            if not jumped:
+                self._advance(live, camera, warp)
+            track = self._refused(live.stamp, reason or "the object would have jumped", clock)
+            return replace(track, background=live.background_count)
         past_update, self._past_update = self._past_update, None
-        warp = self._followed_warp(live, self._predicted(live, camera))
-        if warp is None or past_update is None:
-            return None if warp is None else _WarpResult(warp, "nicp")
+        if past_update is None:
+            return _WarpResult(warp, "nicp")
         matches, agrees = past_update.result.cloud_matches.matches, past_update.result.warp.match_inliers
         matches, carried = carry_forward(matches, past_update.then, warp, self.settings.reach)
         return _WarpResult(warp, "lepard", matches, agrees[carried], past_update.change, past_update.keyframe)
 
-    def _followed_warp(self, live: LiveCloud, predicted: Warp) -> Warp | None:
-        """Non-rigid ICP without matches from the predicted warp; None if the result is not reliable.
+    @property
+    def _may_follow(self) -> bool:
+        """Whether clouds are tracked before they are matched.
+
+        The first clouds of a model must be matched if its surface does not show every rigid motion: the velocity is
+        unknown, and unobserved motion would accumulate.
+        """
+        return self.settings.background_clouds > 0 and (self._velocity is not None or self._constrained)
+
+    def _fitted(self, live: LiveCloud, placed: Warp) -> Warp:
+        """Non-rigid ICP without matches from a placed warp; that warp, without evidence, if there is no fit.
 
         The support is that of the last matches, decayed with every cloud.
         """
-        if self._elapsed(live) > FOLLOW_SECONDS or self._unmatched >= self.settings.max_followed:
-            return None
         assert self._follower is not None
-        warp = self._follower.solve(live.surface, predicted)
-        if not warp.ok or not self._is_plausible(warp):
-            return None
+        support = SUPPORT_DECAY * placed.support
+        warp = self._follower.solve(live.surface, placed)
+        if not warp.ok or warp.evidence is None or warp.evidence.strain > MAX_STRAIN:
+            return replace(placed, support=support, evidence=None)
         self._constrained = self._follower.is_constrained(live.surface, warp)
-        return replace(warp, support=SUPPORT_DECAY * predicted.support)
+        return replace(warp, support=support)
 
-    def _is_plausible(self, warp: Warp) -> bool:
-        """Whether the tracked model and the live cloud lie on each other, and none of it in observed free space."""
-        known = warp.evidence
-        if known is None or known.strain > MAX_STRAIN:
-            return False
-        if known.covered + known.overlap < MIN_FOLLOWED_CONTACT or known.aligned < MIN_FOLLOWED_ALIGNED:
-            return False
-        if known.covered < MIN_FOLLOWED_COVER and known.residual > MAX_FOLLOWED_RESIDUAL:
-            return False
-        return known.conflict <= MAX_FOLLOWED_CONFLICT
+    def _jumped(self, live: LiveCloud, camera: FloatArray, warp: Warp) -> bool:
+        """Whether a tracked warp is further from the last one than an object moves in that time."""
+        assert self._warp is not None
+        reach = MAX_SPEED * max(self._elapsed(live), MIN_SECONDS)
+        return median_motion(self._warp.moved_by(camera), warp) > reach
+
+    def _reason_to_refuse(self, warp: Warp, live: LiveCloud) -> str:
+        """Why a warp that was tracked without matches is not published, or an empty string."""
+        max_age = MAX_MATCH_AGE if self._constrained else MAX_UNCONSTRAINED_AGE
+        if live.stamp - self._matched[-1].stamp > max_age or self._unmatched >= self.settings.max_followed:
+            return "the last matched cloud is too old"
+        return "" if is_plausible(warp) else "the tracked model does not fit the cloud"
 
     def _apply_past_match(self, result: MatchingResult) -> None:
         """Update the model from a past cloud, and correct the last warp by its matches.
@@ -352,10 +402,13 @@ class DeformableTracker:
         A cloud with too few good matches does not update the model, but the next cloud is still matched with it: it has
         more in common with it than with older ones.
         """
-        then, model = self._pending_warp, self.model
-        if then is None or self._warp is None or model is None:
+        pending, model = self._pending, self.model
+        if pending is None or self._warp is None or model is None:
             return
-        if result.update is None:
+        then, inliers = pending.tracked, result.warp.match_inliers
+        weak = bool(inliers.mean() < MIN_CORRECTING_INLIERS)
+        overruled = weak and pending.accepted and median_motion(then.warp, result.warp) > MAX_WEAK_CORRECTION
+        if result.update is None or overruled:
             self._last_encoded = View(observe(result.live, model, then.warp), result.cloud_matches.cloud)
             return
         matched = then._replace(warp=result.warp)
@@ -364,6 +417,9 @@ class DeformableTracker:
             self._velocity = velocity if self._velocity is None else self._velocity._replace(turn=velocity.turn)
         self._matched = [*self._matched, matched][-MAX_MATCHED:]
         self._warp = corrected(self._warp, then.warp, result.warp).onto(result.update.model.graph)
+        if self._before is not None:
+            before = corrected(self._before.warp, then.warp, result.warp).onto(result.update.model.graph)
+            self._before = self._before._replace(warp=before)
         keyframe = self._apply_update(result.update)
         self._past_update = _PastUpdate(
             result, result.update.view.observation.warped_model, result.update.change, keyframe
@@ -373,17 +429,16 @@ class DeformableTracker:
 
     def _search(self, live: LiveCloud, camera: FloatArray, clock: StageClock) -> "_WarpResult | DeformableTrack":
         """The warp from matches of this cloud; else from non-rigid ICP alone; else the report of a lost object."""
-        if len(self._background) and self._pending_cloud is live:
-            result = self._background.claim()
-        else:
-            self._background.finish()
-            task = self._task(live, self._predicted(live, camera))
-            result = self._background.run(lambda: self._worker.match_and_update(task))
+        self._background.finish()
+        placed = self._placed(live, camera)
+        task = self._task(live, placed)
+        result = self._background.run(lambda: self._worker.match_and_update(task))
         clock.stop("match")
-        if result.reason and not self._may_follow and self._elapsed(live) <= EXPECTED_SECONDS:
-            followed = self._followed_warp(live, self._predicted(live, camera))
+        if result.reason and not self._may_follow and self._unverified(live) <= EXPECTED_SECONDS:
+            followed = self._fitted(live, placed)
             clock.stop("follow")
-            if followed is not None:
+            plausible = is_plausible(followed) and not self._jumped(live, camera, followed)
+            if plausible and self._unmatched < self.settings.max_followed:
                 return _WarpResult(followed, "nicp")
         matches, inliers = result.cloud_matches.matches, result.warp.match_inliers
         if result.update is None:
@@ -397,9 +452,10 @@ class DeformableTracker:
     def _task(self, live: LiveCloud, predicted: Warp) -> MatchingTask:
         """The input of the matching worker; nothing in it changes while the worker runs."""
         assert self.model is not None
-        expected = predicted if self._elapsed(live) <= EXPECTED_SECONDS else None
-        max_degrees = MAX_DEGREES + MAX_DEGREES_A_SECOND * self._elapsed(live)
-        views, lost = self._views_to_match(), self._rejected > 0
+        unverified, lost = self._unverified(live), self._is_lost(live)
+        expected = predicted if unverified <= EXPECTED_SECONDS else None
+        max_degrees = MAX_DEGREES + MAX_DEGREES_A_SECOND * unverified
+        views = self._views_to_match(lost)
         return MatchingTask(self.settings, self.model, live, predicted, expected, max_degrees, views, lost)
 
     def _apply_update(self, update: ModelUpdate) -> bool:
@@ -407,13 +463,13 @@ class DeformableTracker:
         self.model, self._follower, self._unmatched = update.model, update.follower, 0
         return self._add_view(update.view)
 
-    def _views_to_match(self) -> list[View]:
+    def _views_to_match(self, lost: bool) -> list[View]:
         """The last view and the keyframes with the most similar orientation; while lost, a different set each time."""
         assert self._last is not None and self._last_encoded is not None
         last = self._last
         ranked = sorted(self._keyframes, key=lambda view: degrees_between(view.observation.turn, last.turn))
-        first = LOST_KEYFRAMES * self._failed_searches % len(ranked) if self._rejected else 0
-        views = [*ranked[first:], *ranked[:first]][:LOST_KEYFRAMES] if self._rejected else ranked[:MATCHED_KEYFRAMES]
+        first = LOST_KEYFRAMES * self._failed_searches % len(ranked) if lost else 0
+        views = [*ranked[first:], *ranked[:first]][:LOST_KEYFRAMES] if lost else ranked[:MATCHED_KEYFRAMES]
         views = views if self._failed_searches else [self._last_encoded, *views]
         return list({id(view.cloud): view for view in views}.values())
 
@@ -422,7 +478,7 @@ class DeformableTracker:
         state = TrackingState.OK if self._rejected == 0 else TrackingState.RELOCALISED
         self._rejected = self._failed_searches = 0
         self._unmatched = self._unmatched + 1 if found.method == "nicp" else 0
-        self._warp, self._last = found.warp, observe(live, self.model, found.warp)
+        self._accepted_stamp = live.stamp
         change = found.change
         reason = f"{change.cut} torn edges were cut" if change.cut else "the warp is known"
         track = self._report(live.stamp, state, reason, clock, found.warp, found.matches, found.inliers)

@@ -20,7 +20,7 @@ class DeformableSettings:
     min_overlap: minimum share of the warped model on the live cloud. max_rejections: failed searches for a lost object
     before the model restarts.
     follower: solver for tracking without matches (non-rigid ICP from the last warp). It handles small motions and
-    cannot observe sliding, so it runs within FOLLOW_SECONDS of the last accepted cloud and for at most max_followed
+    cannot observe sliding, so it runs within FOLLOW_SECONDS of the last verified cloud and for at most max_followed
     clouds in a row.
     background_clouds: with 0, every cloud is matched before it is warped. Otherwise clouds are tracked without matches,
     and a background worker matches one cloud at a time; this many clouds later its result updates the model and

@@ -28,7 +28,7 @@ from lepard_ros.registration.types import Matches, Status, Surface
 class ModelSettings:
     """Settings of the model. Lengths in metres.
 
-    spacing: between its points. max_points, max_nodes: limits.
+    spacing: between its points. max_points, max_nodes: limits; a model that reaches one keeps what it has.
     min_misses: number of consecutive clouds that must see through a point before it is removed. min_torn: number of
     consecutive clouds for which a cut edge must stay torn before it is removed for good; wrong matches may tear an edge
     for one cloud, after which it is restored.
@@ -219,10 +219,10 @@ class CanonicalModel:
         beyond = self.graph.nearest_node(self.points)[0] > 1.5 * self.settings.graph.coverage
         if not (missing | beyond).sum() * self.settings.spacing**2 > NEW_NODES * self.settings.graph.coverage**2:
             return 0  # too little new surface to rebuild the graph
-        if len(self.graph.nodes) >= self.settings.max_nodes:
-            return 0
         on_surface = cKDTree(self.points).query(self.graph.nodes)[0] < self.settings.graph.coverage
         graph = build_graph(self.points, self.settings.graph, keep_nodes=self.graph.nodes[on_surface])
+        if len(graph.nodes) > self.settings.max_nodes:
+            return 0
         if self._has_cuts or self._torn:
             graph = _keep_cuts(graph, self.graph, on_surface, self.settings.graph.min_nodes)
         self.warp = self.warp.onto(graph)

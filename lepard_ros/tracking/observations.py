@@ -142,6 +142,19 @@ def corrected(now: Warp, then: Warp, right: Warp) -> Warp:
     return Warp.from_motion(now.graph, since @ right.rotation_matrices, shift, status=now.status, support=right.support)
 
 
+def extrapolated(before: StampedWarp, now: StampedWarp, seconds: float) -> Warp:
+    """The warp `now`, with the motion of every node since `before` continued for a time; the scene stays where it is.
+
+    Both warps use the same nodes.
+    """
+    last = before.warp.moved_by(now.scene_motion @ invert(before.scene_motion))
+    share, rotation = seconds / (now.stamp - before.stamp), now.warp.rotation_matrices
+    turn = Rotation.from_matrix(rotation @ last.rotation_matrices.transpose(0, 2, 1)).as_rotvec()
+    shift = now.warp.translations + share * (now.warp.translations - last.translations)
+    turned = Rotation.from_rotvec(share * turn).as_matrix() @ rotation
+    return Warp.from_motion(now.warp.graph, turned, shift, status=now.warp.status, support=now.warp.support)
+
+
 def body_velocity(first: StampedWarp, second: StampedWarp) -> BodyVelocity:
     """The velocity of the object between two warps, without the motion of the camera."""
     before, after, seconds = first.warp, second.warp, second.stamp - first.stamp

@@ -32,7 +32,8 @@ class WarpEvidence(NamedTuple):
     distance along the normals in the overlap. roughness: metres, the same between neighbours on the target itself, as
     noise and curvature cause it for a perfect fit. strain: RMS misfit of the edges relative to their length. torn:
     share of the edges that were cut. twist: degrees between neighbouring nodes, 95th percentile. supported: mean
-    support of the surface facing the sensor. aligned: mean cosine between the normals in the overlap. turning: how much
+    support of the surface facing the sensor. aligned: mean cosine between the normals in the overlap. seen_aligned: the
+    same for the surface facing the sensor; the far side of a thin limb lies in the overlap, too. turning: how much
     the parts rotate against each other, from 0 (as one) to 1 (in all directions): a body bends at its joints, a
     mirrored or scrambled one rotates everywhere.
     """
@@ -50,6 +51,7 @@ class WarpEvidence(NamedTuple):
     twist: float
     supported: float
     aligned: float
+    seen_aligned: float
     turning: float
 
 
@@ -74,6 +76,7 @@ def gather_evidence(contact: Contact, fit: Fit, agrees: BoolArray, support: Floa
         twist=_twist(fit.motion.rotation[edges]),
         supported=float(support[carrier[visible]].mean()) if visible.any() else 0.0,
         aligned=float(touched.facing[near].mean()) if near.any() else 0.0,
+        seen_aligned=float(touched.facing[near & visible].mean()) if (near & visible).any() else 0.0,
         turning=1.0 - float(np.linalg.svd(fit.motion.rotation.mean(axis=0), compute_uv=False).mean()),
     )
 

@@ -30,7 +30,7 @@ from lepard_ros.registration.deformable.match_filter import FilterSettings, chos
 from lepard_ros.registration.deformable.normal_equations import Motion
 from lepard_ros.registration.deformable.surface_contact import sample_contact, thinned_surface
 from lepard_ros.registration.deformable.warp import Warp
-from lepard_ros.registration.rigid.icp import IcpSettings, align, equations
+from lepard_ros.registration.rigid.icp import IcpSettings, align, equations, touch
 from lepard_ros.registration.types import NO_MATCHES, Matches, StageClock, Status, Surface
 
 # The paper's baseline: without matches, correspondences are searched far away and for any orientation of the normals.
@@ -42,6 +42,7 @@ MAX_STRAIN = 0.5  # RMS misfit of the edges relative to their length
 # Rigid ICP before the non-rigid one: minimum number of points, iterations, and the reach in spacings of the target (6
 # are 8 cm in the tracker). Chosen on the demonstration's film (seed 0).
 MIN_ALIGNED, ALIGN_ITERATIONS, ALIGNMENT = 30, 8, IcpSettings(first_reach=6.0, last_reach=3.0)
+FIRST_BONUS = 0.03  # share of points by which another start must lie better on the target than the first
 # Least eigenvalue of that ICP's normal equations, per point and with turns in units of the object's radius, for which
 # every rigid motion is observed: 0.06 to 0.12 for the bodies of three films, 0.0001 for a disc and a sheet.
 MIN_CONSTRAINT = 0.02
@@ -147,14 +148,14 @@ class SurfaceFollower:
         self._first = begin(self._problem, None, np.flatnonzero(graph.active))
 
     def solve(self, target: Surface, start: Warp) -> Warp:
-        """Fit the warp to a target, starting from a warp on the same nodes."""
+        """Fit the warp to a target, starting from a warp on the same nodes, which should be placed on the target."""
         deadline = time.perf_counter() + self._settings.max_seconds
         contact = replace(self._problem.contact, target=target)
         problem = replace(self._problem, contact=contact, deadline=deadline)
         status = _reason_not_to_begin(problem, needs_matches=False)
         if status is not Status.OK:
             return _refused(self.graph, status, NO_MATCHES)
-        rows, start = np.flatnonzero(self.graph.active), self._aligned(target, start)
+        rows = np.flatnonzero(self.graph.active)
         fit = replace(self._first, motion=Motion(start.rotation_matrices[rows], start.translations[rows]))
         return _finished(self.graph, problem, fit_surface(problem, fit), NO_MATCHES)
 
@@ -169,17 +170,28 @@ class SurfaceFollower:
         hessian = given.hessian[0] * np.outer(unit, unit) / max(float(given.total[0]), 1e-12)
         return bool(np.linalg.eigvalsh(hessian)[0] > MIN_CONSTRAINT)
 
-    def _aligned(self, target: Surface, start: Warp) -> Warp:
-        """The start moved rigidly onto the target by point-to-plane ICP of the surface that faces the sensor.
+    def place(self, target: Surface, starts: list[Warp]) -> Warp:
+        """The best of the starts, moved rigidly onto the target by point-to-plane ICP of the surface facing the sensor.
 
         Non-rigid ICP pulls each node along the target's normals only, and ends before a common turn or slide has spread
-        through the graph. As one rigid motion these are observed by the whole surface.
+        through the graph. As one rigid motion these are observed by the whole surface. Each start is also tried from
+        where its centre is that of the target: the body may have moved further than ICP reaches.
         """
+        placed = [self._aligned(target, start) for start in starts]
+        shares = [share + FIRST_BONUS * (number == 0) for number, (_, share) in enumerate(placed)]
+        return placed[int(np.argmax(shares))][0]
+
+    def _aligned(self, target: Surface, start: Warp) -> tuple[Warp, float]:
+        """The start moved rigidly onto the target, and the share of its surface facing the sensor that lies on it."""
         seen = self._facing_sensor(target, start)
         if len(seen.points) < MIN_ALIGNED:
-            return start
-        motion, _ = align(seen, target, np.eye(4)[None], ALIGN_ITERATIONS, ALIGNMENT)
-        return start.moved_by(motion[0])
+            return start, 0.0
+        centred = np.eye(4)
+        centred[:3, 3] = target.points.mean(axis=0) - seen.points.mean(axis=0)
+        motions, _ = align(seen, target, np.stack([np.eye(4), centred]), ALIGN_ITERATIONS, ALIGNMENT)
+        lying = touch(seen, target, motions, ALIGNMENT.last_reach * target.spacing).lying(target.spacing).mean(axis=1)
+        best = int(lying.argmax())
+        return start.moved_by(motions[best]), float(lying[best])
 
     def _facing_sensor(self, target: Surface, warp: Warp) -> Surface:
         """The warped contact points that face the target's sensor."""

@@ -158,7 +158,7 @@ def print_constants(cases: list[Case], names: Names) -> None:
     centre, coefficients, bias = fit_logistic(table_of(judged, names), good, names)
     print("\nfor registration/deformable/acceptance.py:")
     print(f"FEATURES = {names}")
-    print(f"CENTRE = np.array([{', '.join(f'{value:.3f}' for value in centre)}])")
+    print(f"CENTRE = np.array([{', '.join(f'{value:.4f}' for value in centre)}])")
     print(f"COEFFICIENTS = np.array([{', '.join(f'{value:.3f}' for value in coefficients)}])")
     print(f"BIAS = {bias:.2f}")
 

@@ -33,7 +33,7 @@ from lepard_ros.registration.types import Matches, Registration, StageClock, Sta
 MIN_POINTS = 60  # minimum number of points of a surface
 VERIFY_POINTS, VERIFY_ITERATIONS = 800, 5  # for each hypothesis
 # The best hypotheses are refined; distinct points suffice, and find their place from further away than planes do.
-REFINED, REFINE_POINTS, REFINE_ITERATIONS = 2, 1500, 20
+REFINED, REFINE_POINTS, REFINE_ITERATIONS = 2, 1500, 30
 REFINE_REACH = 5.0  # maximum correspondence distance at the start of the refinement, in cells
 RANKED_MATCHES, RANKED_SEEDS = 300, 24  # for `agreement`
 

@@ -219,7 +219,10 @@ def _refine(
     contact = contact_between(source, target, motions, points)
     evidence = gather_evidence(matches, source, target, motions, rule, points, contact)
     best = [int(quality(evidence).argmax())]
-    contact, evidence = (type(parts)(*(values[best] for values in parts)) for parts in (contact, evidence))
+    contact, evidence = (
+        Contact._make(values[best] for values in contact),
+        Evidence._make(values[best] for values in evidence),
+    )
     return verdict(matches, target.spacing, motions[best], contact, evidence, bool(settled[best[0]]), settings)
 
 

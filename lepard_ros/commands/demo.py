@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=int, help="seed of the room or creature (default: one that works well as a demonstration)"
     )
-    parser.add_argument("--weights", help="weights: a shipped name or a file (default: those of the mode and pace)")
+    parser.add_argument("--weights", help="weights: a shipped name or a file (default: the mode)")
     parser.add_argument(
         "--fallback", choices=("none", "fpfh"), default="none", help="the rigid node's fallback (default none)"
     )
@@ -58,9 +58,9 @@ def run(args: argparse.Namespace) -> int:
     recording = mode.record(mode.SEED if args.seed is None else args.seed, frames)
     write_bag(recording, output / "bag")
     prepare_surroundings()
-    in_real_time = (args.pace or mode.PACE) == "real"
-    weights = args.weights or (mode.REAL_TIME_WEIGHTS if in_real_time else args.mode)
-    played = mode.play_into_node(recording, output, weights, args.fallback, in_real_time)
+    played = mode.play_into_node(
+        recording, output, args.weights or args.mode, args.fallback, (args.pace or mode.PACE) == "real"
+    )
     figures = mode.measure(played)
     print(mode.write_report(played, figures, output, time.monotonic() - started))
     complaints = mode.what_went_wrong(played, figures)

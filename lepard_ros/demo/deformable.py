@@ -18,7 +18,6 @@ __all__ = [
     "MIN_FRAMES",
     "OPENING",
     "PACE",
-    "REAL_TIME_WEIGHTS",
     "SEED",
     "measure",
     "play_into_node",
@@ -32,7 +31,6 @@ SEED = 0
 PACE = "wait"  # in real time two cores without a GPU drop most of the clouds
 MIN_FRAMES = 12
 MIN_FOLLOWED = 0.8  # minimum share of tracked clouds, among those that show the creature and were not dropped
-REAL_TIME_WEIGHTS = "deformable_fast"  # as in config/deformable.yaml: the others are too slow for two cores
 FRAMES = 100  # the whole turn, in ten seconds
 # Megabytes, for the node and its matching process together. The model doubles while the body turns: about 70.
 MAX_GROWTH = 100.0

@@ -19,7 +19,6 @@ __all__ = [
     "MIN_FRAMES",
     "OPENING",
     "PACE",
-    "REAL_TIME_WEIGHTS",
     "SEED",
     "measure",
     "play_into_node",
@@ -31,7 +30,6 @@ __all__ = [
 OPENING = "Rendering a room"
 SEED = 3
 PACE = "real"  # two cores keep up with the camera
-REAL_TIME_WEIGHTS = "rigid"
 MIN_FRAMES, FRAMES = 20, 60
 MIN_TRACKED = 0.8  # minimum share of tracked clouds, among those with a free lens
 _STORY = (

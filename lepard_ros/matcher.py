@@ -4,7 +4,7 @@
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -265,12 +265,15 @@ class Matcher:
         if result.ok or effort < 1 or result.status is Status.TOO_FEW_POINTS:
             return result
         started = time.perf_counter()
-        again = self._try_coarser(sides)
-        if not again.ok and effort > 1:
-            again = self._try_harder(sides)
-        if not (again.ok or effort < 2 or isinstance(source, EncodedCloud) or isinstance(target, EncodedCloud)):
-            again = self._try_turned(source, target, cloud.surface.spacing)
-        result = again if again.ok else likelier_refusal(result, again)
+        tries: list[Callable[[], Registration]] = [lambda: self._try_coarser(sides)]
+        if effort > 1:
+            tries.append(lambda: self._try_harder(sides))
+            if not (isinstance(source, EncodedCloud) or isinstance(target, EncodedCloud)):
+                tries.append(lambda: self._try_turned(source, target, cloud.surface.spacing))
+        for further_try in tries:
+            result = better(result, further_try())
+            if result.ok:
+                break
         return replace(result, seconds=seconds | {"further tries": time.perf_counter() - started})
 
     def try_coarser(self, source: EncodedCloud, target: EncodedCloud) -> Registration:
@@ -492,10 +495,10 @@ def with_offsets(motion: FloatArray | None, source: EncodedCloud, target: Encode
     return motion
 
 
-def likelier_refusal(first: Registration, further: Registration) -> Registration:
-    """The refused try with the likelier motion; the first one says why if neither has one."""
-    qualities = np.nan_to_num([first.quality, further.quality], nan=-np.inf)
-    return further if qualities[1] > qualities[0] else first
+def better(refused: Registration, further: Registration) -> Registration:
+    """A further try if it was accepted or has the likelier motion, else the refused one before it."""
+    qualities = np.nan_to_num([refused.quality, further.quality], nan=-np.inf)
+    return further if further.ok or qualities[1] > qualities[0] else refused
 
 
 def merged(first: Matches, second: Matches) -> Matches:

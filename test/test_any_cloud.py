@@ -16,9 +16,9 @@ from lepard_ros.encoded_cloud import GOOD_POINTS, EncodedCloud, suitable_grid
 from lepard_ros.errors import InputError
 from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.geometry.rigid_motion import exponential, invert, move
-from lepard_ros.matcher import COARSE_CELLS, MatcherSettings, coarser_grid
+from lepard_ros.matcher import COARSE_CELLS, MatcherSettings, better, coarser_grid
 from lepard_ros.registration.rigid.acceptance import AcceptanceSettings, gather_evidence, quality
-from lepard_ros.registration.types import NO_MATCHES, Status, Surface
+from lepard_ros.registration.types import NO_MATCHES, Registration, Status, Surface
 from lepard_ros.tracking.rigid import RigidTracker
 from lepard_ros.tracking.track import TrackerSettings
 from lidar_street import between, pose_at, scan, street
@@ -141,6 +141,19 @@ def test_effort_is_spent_on_refused_pairs_only(matcher: Matcher, views: tuple[Fl
     refused = [matcher.register(source, other, effort=effort) for effort in (0, 1, 2)]
     assert all(result.status is not Status.OK for result in refused)
     assert ["further tries" in result.seconds for result in refused] == [False, True, True]
+
+
+def tried(quality: float, status: Status = Status.HIGH_RESIDUAL) -> Registration:
+    return Registration(None, status, NO_MATCHES, np.zeros(0, dtype=bool), quality=quality)
+
+
+def test_of_several_tries_the_accepted_or_the_likeliest_one_counts() -> None:
+    """The guess of an earlier try must not get lost because a later one is refused, too."""
+    first, likelier, none = tried(-3.0), tried(-1.0), tried(float("nan"))
+    assert better(better(first, likelier), tried(-2.0)) is likelier
+    assert better(first, none) is first and better(none, first) is first
+    accepted = tried(0.8, Status.OK)
+    assert better(tried(0.9), accepted) is accepted  # a further try needs more, the refused one lacked something else
 
 
 @pytest.mark.parametrize("far", [0.0, 2000.0], ids=["near the origin", "far from it"])

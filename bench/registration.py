@@ -4,7 +4,8 @@
     export PYTHONPATH=. OMP_NUM_THREADS=1
     python bench/registration.py speed
     python bench/registration.py compare SHARED/data --pairs 60
-    python bench/registration.py fit runs/rooms runs/real         # prints the constants of acceptance.py, 5 CPU-minutes
+    # prints the constants of acceptance.py, 20 CPU-minutes
+    python bench/registration.py fit runs/rooms --related runs/real --max-overlap 0.35 --rooms 150
     python bench/registration.py covariance runs/rooms --rooms 10
 
 Times are CPU seconds of one thread. A registration is right within 15 degrees and 0.3 m.
@@ -148,18 +149,19 @@ class RawPair(NamedTuple):
     truth: FloatArray | None
 
 
-def raw_pairs(files: list[Path], per_room: int) -> Iterator[RawPair]:
-    """Of each room `per_room` pairs, and as many clouds against those of the room before."""
+def raw_pairs(files: list[Path], per_room: int, max_overlap: float = 1.0, unrelated: bool = True) -> Iterator[RawPair]:
+    """Of each room `per_room` pairs, and (unrelated) as many clouds against those of the room before."""
     strangers: list[FloatArray] = []
     for path in files:
         rng = np.random.default_rng(int(path.stem.split("_")[-1]))
         with np.load(path) as shard:
             points, offset, pose, pairs = (shard[name] for name in ("points", "offset", "pose", "pairs"))
+            pairs = pairs[shard["overlap"].min(1) < max_overlap]
         clouds = [points[start:end] * UNIT for start, end in itertools.pairwise(offset)]
         for first, second in rng.permutation(pairs)[:per_room].tolist():
             yield RawPair(clouds[first], clouds[second], np.linalg.solve(pose[second], pose[first]))
         chosen = rng.permutation(len(clouds)).tolist()
-        for index, stranger in zip(chosen[:per_room], strangers, strict=False):
+        for index, stranger in zip(chosen[:per_room], strangers if unrelated else [], strict=False):
             yield RawPair(clouds[index], stranger, None)
         strangers = [clouds[index] for index in chosen]
 
@@ -285,12 +287,14 @@ def fit(args: argparse.Namespace) -> None:
     """Fit the log-odds of acceptance.py to the network's matches of room files, and print its constants.
 
     Whole clouds and cut ones, at scales from 0.1 to 10, of one room and of different rooms; every try of a pair counts,
-    the further one too. The bias lets `--false-accepts` of the pairs of different rooms pass in any of their tries.
+    the further one too. The bias lets `--false-accepts` of the wrong motions pass.
     """
     started = time.process_time()
     rng, matcher = np.random.default_rng(5), Matcher.from_pretrained(args.weights)
     rows, right, numbers, related = [], [], [], []
-    for number, whole in enumerate(raw_pairs(room_files(args), args.pairs)):
+    rooms = raw_pairs(room_files(args.folders, args), args.pairs, args.max_overlap)
+    real = raw_pairs(room_files(args.related, args), args.pairs, args.max_overlap, unrelated=False)
+    for number, whole in enumerate(itertools.chain(rooms, real)):
         pair, scale = varied(whole, number, rng)
         related.append(pair.truth is not None)
         for motion, values in judged_motions(matcher, pair):
@@ -317,15 +321,12 @@ def print_rule(
     blind = np.delete(parts, FEATURES.index("conflict"), axis=1).sum(1)
     print(f"# {related.sum()} pairs of one room, {(~related).sum()} of different rooms; a right motion is judged in")
     print(f"# {len(np.unique(numbers[right]))} of them")
-    print("FEATURES =", FEATURES)
-    for name, constants in (("CENTRE", centre), ("COEFFICIENTS", coefficients)):
-        print(f"{name} = np.array({constants.round(3).tolist()})")
-    for name, scores in (("BIAS", parts.sum(1)), ("BLIND_BIAS", blind)):
-        best = np.full(len(related), -np.inf)
-        np.maximum.at(best, numbers, scores)
-        bias = -np.quantile(best[~related], 1.0 - false_accepts)
+    for name, constants in (("centre", centre), ("coefficients", coefficients)):
+        print(f"{name}=np.array({constants.round(3).tolist()}),")
+    for name, scores in (("bias", parts.sum(1)), ("blind_bias", blind)):
+        bias = -np.quantile(scores[~right], 1.0 - false_accepts)
         accepted, wrong = (len(np.unique(numbers[(scores > -bias) & kind])) for kind in (right, ~right))
-        print(f"{name} = {bias:.3f}  # accepts a right motion in {accepted} pairs, a wrong one in {wrong}")
+        print(f"{name}={bias:.3f},  # accepts a right motion in {accepted} pairs, a wrong one in {wrong}")
 
 
 def logistic_regression(values: FloatArray, labels: NDArray[np.bool_], ridge: float = 10.0) -> FloatArray:
@@ -341,9 +342,9 @@ def logistic_regression(values: FloatArray, labels: NDArray[np.bool_], ridge: fl
     return solution[:-1] / scale
 
 
-def room_files(args: argparse.Namespace) -> list[Path]:
+def room_files(places: list[Path], args: argparse.Namespace) -> list[Path]:
     """The room files of each folder from `--first-seed` on, at most `--rooms` of each."""
-    folders = [sorted(folder.glob("room_*.npz")) for folder in args.folders]
+    folders = [sorted(folder.glob("room_*.npz")) for folder in places]
     seeds = [[path for path in files if int(path.stem[5:]) >= args.first_seed] for files in folders]
     return [path for files in seeds for path in files[: args.rooms]]
 
@@ -354,7 +355,7 @@ def room_files(args: argparse.Namespace) -> list[Path]:
 def covariance(args: argparse.Namespace) -> None:
     """Print the mean normalised error (error^T covariance^-1 error) / 6 of true motions: one is perfect."""
     normalised = []
-    for pair in raw_pairs(room_files(args), args.pairs):
+    for pair in raw_pairs(room_files(args.folders, args), args.pairs):
         if pair.truth is None:
             continue
         found = register_fpfh(surface_of(pair.source), surface_of(pair.target))
@@ -445,7 +446,9 @@ def main() -> None:
             command.add_argument("--first-seed", type=int, default=0)
         if run is fit:
             command.add_argument("--weights", default="rigid", help="name or file of the weights")
-            command.add_argument("--false-accepts", type=float, default=0.01, help="share of different places accepted")
+            command.add_argument("--false-accepts", type=float, default=0.02, help="share of wrong motions accepted")
+            command.add_argument("--related", type=Path, nargs="*", default=[], help="files that show the same places")
+            command.add_argument("--max-overlap", type=float, default=1.0, help="maximum overlap of a pair")
     args = parser.parse_args()
     torch.set_num_threads(1)
     args.run(args)

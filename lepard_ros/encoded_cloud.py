@@ -102,7 +102,11 @@ class EncodedCloud:
         """From the arrays of `to_arrays`."""
         try:
             surface = Surface(
-                arrays["surface_points"], arrays["surface_normals"], float(arrays["spacing"]), arrays["viewpoint"]
+                arrays["surface_points"],
+                arrays["surface_normals"],
+                float(arrays["spacing"]),
+                arrays["viewpoint"],
+                arrays.get("fine_features"),
             )
             tensors = {
                 name: torch.from_numpy(np.array(arrays[name])).to(device) if name in arrays else None
@@ -183,6 +187,8 @@ def describe(network: Lepard, pyramid: Pyramid, frame: CloudFrame, prepared: boo
             padded = pad_clouds([features], [coarse[0]], [coarse[1]] if pyramid.normals else [])
             features = network.prepare(padded).features[0]
     fine, owners = (None, None) if fine is None else (fine.float(), owner_of_fine(pyramid))
+    if fine is not None:
+        surface = replace(surface, descriptors=fine.cpu().numpy())
     cloud = EncodedCloud(surface, frame.offset, *coarse, features.float(), fine, owners, frame.weights_id)
     return replace(cloud, scale=frame.scale)
 

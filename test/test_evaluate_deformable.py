@@ -231,14 +231,26 @@ def test_no_repositioning_keeps_the_position_code(weights: Path) -> None:
     assert not np.array_equal(*(matches.confidence for matches in found.values()))
 
 
+def test_the_first_block_alone_does_not_know_the_repositioning(weights: Path) -> None:
+    matcher = ablation.make_matcher("first block alone", str(weights))
+    first, second = two_clouds(matcher)
+    own = matcher.match(first, second)
+    with ablation.ForcedRepositioning(matcher, lambda points: points + np.array([0.5, -0.5, 0.2])):
+        forced = matcher.match(first, second)
+    np.testing.assert_array_equal(own.confidence, forced.confidence)
+    whole = ablation.make_matcher("guided by the transformer", str(weights)).match(first, second)
+    assert not np.array_equal(own.confidence, whole.confidence)
+
+
 def test_without_chirality_a_mirrored_cloud_looks_the_same() -> None:
     network, _ = load("rigid")
-    chiral = Lepard(replace(network.config, chiral_context=True))
+    chiral = Lepard(replace(network.config, chiral_context=True, handed=True))
     random = np.random.default_rng(0)
     points = torch.from_numpy(random.uniform(0, 2, (3000, 3)) * [1, 1, 0.2]).float()
     pyramid = build_pyramid(points, chiral.config.pyramid)
     with torch.no_grad():
         torch.nn.init.normal_(chiral.backbone.context.out.weight)  # type: ignore[union-attr]
+        torch.nn.init.normal_(chiral.backbone.handed.mlp[2].weight, std=0.02)  # type: ignore[union-attr]
         pair = [chiral.encode(cloud) for cloud in (pyramid, pyramid.mirrored())]
         ablation.forget_chirality(chiral)
         blind = [chiral.encode(cloud) for cloud in (pyramid, pyramid.mirrored())]

@@ -13,7 +13,7 @@ from torch.autograd import gradcheck
 from lepard_ros.cloud.pyramid import Pyramid, build_pyramid, stack_pyramids
 from lepard_ros.errors import InputError
 from lepard_ros.network.allocator import keep_freed_memory
-from lepard_ros.network.attention import AttentionLayer, PairBias
+from lepard_ros.network.attention import AttentionLayer, Handedness, PairBias
 from lepard_ros.network.backbone import Normalisation, interpolate, upsample
 from lepard_ros.network.config import PRESETS, SMALL_RIGID, LepardConfig
 from lepard_ros.network.convolution import InvariantConvolution, KernelPointConvolution
@@ -365,6 +365,36 @@ def test_a_chiral_context_begins_as_the_same_function_and_sees_a_mirror() -> Non
     assert (here - mirrored).abs().max() > 0.02
     torch.testing.assert_close(turned, mirrored, atol=2e-3, rtol=1e-2)
     torch.testing.assert_close(blind[0], blind[1], atol=2e-3, rtol=1e-2)
+
+
+def test_handedness_begins_as_the_same_function_sees_a_mirror_and_not_a_rotation() -> None:
+    plain = replace(TINY_SMOOTH, context=2, chirality=False)
+    before, after = network_of(plain), network_of(replace(plain, handed=True))
+    after.load_state_dict(grown(before.state_dict(), after.state_dict()))
+    clouds = pyramids(plain, 0, 1)
+    with torch.no_grad():
+        for old, new in zip(before.encode(clouds[0]), after.encode(clouds[0]), strict=True):
+            torch.testing.assert_close(new, old, atol=1e-5, rtol=1e-4)
+        assert after.backbone.handed is not None
+        torch.nn.init.normal_(after.backbone.handed.mlp[2].weight, std=0.3)
+        here, mirrored, turned = (
+            after.encode(p)[0] for p in (clouds[0], clouds[0].mirrored(), turned_pyramid(clouds[0].mirrored()))
+        )
+        together, apart = after.encode(stack_pyramids(clouds))[0], after.encode(clouds[1])[0]
+    assert (here - mirrored).abs().max() > 0.02
+    torch.testing.assert_close(turned, mirrored, atol=2e-3, rtol=1e-2)
+    torch.testing.assert_close(together, torch.cat([here, apart]), atol=1e-4, rtol=1e-3)
+
+
+def test_signed_volumes_change_their_sign_in_a_mirror() -> None:
+    module, rng = Handedness(24, 0.1), np.random.default_rng(0)
+    x, points, normals = (torch.from_numpy(rng.normal(size=(50, size))).float() for size in (24, 3, 3))
+    mirror = torch.tensor([-1.0, 1.0, 1.0])
+    with torch.no_grad():
+        volumes = module.volumes(x, points, normals)
+        flipped = module.volumes(x, points * mirror, normals * mirror)
+    assert volumes.shape == (50, 28) and volumes.abs().max() > 0.1
+    torch.testing.assert_close(flipped, -volumes, atol=1e-5, rtol=1e-4)
 
 
 def test_a_smaller_network_is_not_grown() -> None:

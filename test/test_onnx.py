@@ -28,7 +28,7 @@ for package in ("onnx", "onnxruntime"):
 SIZES: dict[str, Any] = {"width": 16, "feature_dim": 48, "neighbour_limits": (12, 12, 12, 12)}
 PAPER, OURS = (
     replace(PAPER_RIGID, **SIZES, max_condition_number=1e9),
-    replace(SMALL_RIGID, **SIZES, fine_dim=16, decoder="smooth", context=1),
+    replace(SMALL_RIGID, **SIZES, fine_dim=16, decoder="smooth", context=1, handed=True),
 )
 MATCHERS = {
     "sinkhorn": replace(PAPER, matching="sinkhorn", position_code="sinusoidal"),
@@ -44,12 +44,14 @@ def both(config: LepardConfig) -> tuple[Lepard, OnnxLepard]:
     network = Lepard(config).eval()
     if network.backbone.context is not None:  # it starts as zero
         torch.nn.init.normal_(network.backbone.context.out.weight, std=0.1)
+    if network.backbone.handed is not None:
+        torch.nn.init.normal_(network.backbone.handed.mlp[2].weight, std=0.02)
     return network, OnnxLepard(network, "tiny").eval()
 
 
 @torch.no_grad()
 def test_features_are_those_of_torch_at_any_size() -> None:
-    """With normals, chirality, smooth decoder, context; the recorded case of test_matcher_paper.py is the paper's."""
+    """With normals and all of our options; the recorded case of test_matcher_paper.py is the paper's."""
     network, by_onnx = both(OURS)
     for side in (30, 60):
         pyramid = example_pyramid(network, side)

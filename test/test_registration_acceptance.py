@@ -1,12 +1,14 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The evidence for an alignment: free space, determinacy, and that the rule tells right from wrong."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from lepard_ros.geometry.rigid_motion import exponential, move
 from lepard_ros.registration.free_space import FreeSpaceSettings, conflicts, depth_map, octahedral_cells
-from lepard_ros.registration.rigid.acceptance import AcceptanceSettings, gather_evidence, judge, quality
+from lepard_ros.registration.rigid.acceptance import AcceptanceSettings, contributions, gather_evidence, judge, quality
 from lepard_ros.registration.types import Matches, Status, Surface
 from registration_scene import SPACING, two_views
 
@@ -93,3 +95,35 @@ def test_every_refusal_names_a_reason() -> None:
         assert judge(evidence, SETTINGS) is not Status.OK
     evidence = gather_evidence(true_matches(source, motion), source, target, far[None], SETTINGS, 800)
     assert judge(evidence, SETTINGS) is Status.LOW_OVERLAP
+
+
+def described(source: Surface, target: Surface, motion: np.ndarray) -> tuple[Surface, Surface]:
+    """Both surfaces with descriptors: those of the source random, those of the target from the nearest source point."""
+    words = np.random.default_rng(0).normal(size=(len(source.points), 32)).astype(np.float32)
+    nearest = Surface(move(motion, source.points), source.normals, SPACING).tree.query(target.points)[1]
+    return replace(source, descriptors=words), replace(target, descriptors=words[nearest])
+
+
+def test_descriptors_of_touching_points_tell_right_from_wrong() -> None:
+    source, target, motion = two_views(2)
+    beside = exponential(np.array([0.3, 0.0, 0.3, 0.0, 0.3, 0.0])) @ motion
+    motions, matches = np.stack([motion, beside]), true_matches(source, motion)
+    plain = gather_evidence(matches, source, target, motions, SETTINGS, 800)
+    evidence = gather_evidence(matches, *described(source, target, motion), motions, SETTINGS, 800)
+    assert evidence.unlikeness[0] < 0.3
+    assert evidence.unlikeness[1] > 0.9
+    assert np.isnan(plain.unlikeness).all()
+    last = contributions(evidence)[:, -1]
+    assert last[0] > 0 > last[1]
+    assert (contributions(plain)[:, -1] == 0).all()
+
+
+def test_unlikeness_does_not_depend_on_the_length_of_descriptors_and_needs_contact() -> None:
+    source, target, motion = two_views(2)
+    first, second = described(source, target, motion)
+    scaled = replace(first, descriptors=7 * first.descriptors), replace(second, descriptors=7 * second.descriptors)
+    far = exponential(np.array([9.0, 0.0, 0.0, 0.0, 0.0, 0.0])) @ motion
+    motions, matches = np.stack([motion, far]), true_matches(source, motion)
+    once, again = (gather_evidence(matches, *pair, motions, SETTINGS, 4000) for pair in ((first, second), scaled))
+    np.testing.assert_allclose(once.unlikeness, again.unlikeness, rtol=1e-5)
+    assert once.unlikeness[1] == 1.0

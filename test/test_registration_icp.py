@@ -15,7 +15,7 @@ def random_contact(seed: int, count: int = 40) -> Contact:
     normal = rng.normal(size=(1, count, 3))
     normal /= np.linalg.norm(normal, axis=2, keepdims=True)
     moved, residual = rng.normal(size=(1, count, 3)) + 4.0, rng.normal(size=(1, count)) * 0.05
-    return Contact(moved, normal, np.abs(residual), residual, np.ones((1, count), bool))
+    return Contact(moved, normal, np.abs(residual), residual, np.ones((1, count), bool), np.zeros((1, count), int))
 
 
 def test_normal_equations_against_finite_differences() -> None:

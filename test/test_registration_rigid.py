@@ -10,7 +10,7 @@ import pytest
 from conftest import shared_data
 from lepard_ros.errors import InputError
 from lepard_ros.geometry.rigid_motion import move, rotation_angle
-from lepard_ros.registration.rigid.estimate import RigidSettings, agreement, register_matches
+from lepard_ros.registration.rigid.estimate import RigidSettings, agreement, candidate_motions, register_matches
 from lepard_ros.registration.rigid.fallback import register_fpfh
 from lepard_ros.registration.types import NO_MATCHES, Matches, Registration, StageClock, Status, Surface
 from registration_scene import SPACING, two_views
@@ -185,3 +185,15 @@ def test_agreement_ranks_pairs_by_their_true_matches() -> None:
     ]
     assert scores[0] < 0.5 * scores[1] < 0.5 * scores[2]
     assert agreement(NO_MATCHES, SPACING, RigidSettings()) == 0.0
+
+
+@pytest.mark.parametrize("count", range(5))
+def test_hardly_any_matches_give_no_candidates(count: int) -> None:
+    """A small cloud has none on a coarser grid; that raised an IndexError."""
+    source, target, motion = two_views(0)
+    points = source.points[:count]
+    found, reason = candidate_motions(
+        Matches(points, move(motion, points), np.ones(count)), source, target, RigidSettings()
+    )
+    assert found.shape == (0, 4, 4)
+    assert reason is Status.TOO_FEW_MATCHES

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from lepard_ros.evaluation.deformable import DeformableResult
     from lepard_ros.matcher import Matcher
     from lepard_ros.network.config import LepardConfig
-    from lepard_ros.network.lepard import Lepard
+    from lepard_ros.network.lepard import Lepard, LepardOutput
 
 # Maps coarse source points (n, 3) to the positions (n, 3) that the position code uses.
 Placement = Callable[[FloatArray], FloatArray]
@@ -46,19 +46,22 @@ class Variant:
 
     placed: "unmoved", "random", "rigid" (the true motion, or the best rigid fit of a deformation), "deformed" (the true
     position of every point), or "" for the network's own repositioning. guided: whether the transformer is used; all
-    variants of the paper concern it. chiral: whether the network sees what distinguishes left from right.
+    variants of the paper concern it. chiral: whether the network sees what distinguishes left from right. first_block:
+    whether the confidences come from before the repositioning, where the network was trained to match, too.
     """
 
     settings: dict[str, object]
     placed: str = ""
     guided: bool = True
     chiral: bool = True
+    first_block: bool = False
 
 
 VARIANTS: dict[str, Variant] = {
     "descriptors alone": Variant({}, guided=False),
     "guided by the transformer": Variant({}),
     "no chirality": Variant({}, chiral=False),
+    "first block alone": Variant({}, first_block=True),
     "no position code": Variant({"max_condition_number": 0.0}),  # of networks that use it only once aligned
     "no repositioning": Variant({}, "unmoved"),
     "random rotation": Variant({}, "random"),
@@ -121,11 +124,24 @@ def make_matcher(name: str, weights: str) -> "Matcher":
     apply_settings(matcher, variant.settings)
     if not variant.chiral:
         forget_chirality(matcher.network)
+    if variant.first_block:
+        stop_after_first_block(matcher.network)
     return matcher
 
 
+def stop_after_first_block(network: "Lepard") -> None:
+    """Use the confidences of the positioning layer: what the layers after it are worth."""
+    whole = network.match
+
+    def match(*clouds: Any) -> "LepardOutput":
+        output = whole(*clouds)
+        return replace(output, confidence=output.repositionings[0].confidence)
+
+    object.__setattr__(network, "match", match)
+
+
 def forget_chirality(network: "Lepard") -> None:
-    """Set all weights of twists to zero: the network then gives a cloud and its mirror image the same features."""
+    """Set all weights of twists and volumes to zero: a cloud and its mirror image then get the same features."""
     for name, values in network.state_dict().items():
         if network.config.chirality and name.endswith("KPConv.weights"):
             values[-CHIRAL_KERNELS:] = 0
@@ -133,6 +149,8 @@ def forget_chirality(network: "Lepard") -> None:
         chiral = network.config.chiral_context if in_context else network.config.chirality
         if chiral and name.endswith("bias.mlp.0.weight"):
             values[:, -1] = 0
+        if name == "backbone.handed.mlp.0.weight":
+            values[:, network.config.feature_dim :] = 0
 
 
 def random_rotation(name: str, points: FloatArray) -> FloatArray:

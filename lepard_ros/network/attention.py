@@ -94,6 +94,55 @@ class PairBias(nn.Module):
         return torch.stack([*near, *angles], dim=1)
 
 
+class Handedness(nn.Module):
+    """What distinguishes a left hand from a right one: on which side of a point the parts of the cloud lie.
+
+    Every head attends to a part of the cloud (such as the head of a body) and gives the direction towards it. The
+    signed volume of the normal and two directions does not change with a rotation, and changes its sign in a mirror.
+    The twist between two points does so too, but averages to zero around a point. It starts as zero.
+    """
+
+    HEADS, WIDTH = 8, 16
+    SPREAD = 3.0  # factor on the volumes, so that they vary as much as the features
+    GAIN = 8.0  # factor on the result: an optimiser moves all weights by the same step, and these start as zero
+    pairs: Tensor
+
+    def __init__(self, dim: int, scale: float) -> None:
+        """scale: metres, the spacing of the points; shorter directions count less."""
+        super().__init__()
+        self.scale = scale
+        self.q_proj, self.k_proj = (nn.Linear(dim, self.HEADS * self.WIDTH, bias=False) for _ in range(2))
+        for project in (self.q_proj, self.k_proj):
+            nn.init.normal_(project.weight, std=0.18)  # heads that attend to different parts from the start
+        pairs = torch.combinations(torch.arange(self.HEADS), 2)
+        self.register_buffer("pairs", pairs.T.contiguous(), persistent=False)
+        last = nn.Linear(2 * dim, dim, bias=False)
+        nn.init.zeros_(last.weight)
+        self.mlp = nn.Sequential(nn.Linear(dim + len(pairs), 2 * dim, bias=False), nn.ReLU(), last)
+
+    def forward(self, x: Tensor, points: Tensor, normals: Tensor) -> Tensor:
+        """x: (n, d); points, normals: (n, 3). Returns what is added to the features, (n, d)."""
+        x = F.layer_norm(x, (self.q_proj.in_features,))
+        volumes = self.SPREAD * self.volumes(x, points, normals)
+        return self.GAIN * self.mlp(torch.cat([x, volumes.to(x.dtype)], dim=1))
+
+    def volumes(self, x: Tensor, points: Tensor, normals: Tensor) -> Tensor:
+        """Signed volumes of the normal and the directions of each pair of heads, (n, pairs), in [-1, 1]."""
+        q, k = (
+            linear(x).unflatten(-1, (self.HEADS, -1)).transpose(0, 1)[None] for linear in (self.q_proj, self.k_proj)
+        )
+        local = points - points.mean(0)
+        places = F.pad(local, (0, self.WIDTH - 3)).expand(
+            1, self.HEADS, -1, -1
+        )  # as wide as the queries: a fast kernel
+        attended = F.scaled_dot_product_attention(q, k, places.to(q.dtype).contiguous())[0, :, :, :3]
+        with full_precision(points):
+            away = attended.to(points) - local
+            directions = away * torch.rsqrt(away.square().sum(2, keepdim=True) + self.scale**2)
+            first, second = directions[self.pairs[0]], directions[self.pairs[1]]
+            return (torch.linalg.cross(first, second) * normals).sum(2).T
+
+
 def _twists(points: Tensor, normals: Tensor) -> Tensor:
     """n_i . ((p_j - p_i) x n_j) of all pairs, (B, n, n): mirroring changes the sign. points, normals: (B, n, 3)."""
     # Relative to the mean, where the two partly cancelling terms are small.

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from lepard_ros.cloud.pyramid import Pyramid
 from lepard_ros.errors import InputError
-from lepard_ros.network.attention import AttentionLayer, PairBias
+from lepard_ros.network.attention import AttentionLayer, Handedness, PairBias
 from lepard_ros.network.config import MATCH_LEVEL, LepardConfig
 from lepard_ros.network.convolution import CHUNK, make_convolution
 from lepard_ros.network.precision import at_least_float, is_traced
@@ -213,6 +213,7 @@ class Backbone(nn.Module):
                 self.decoder_blocks[str(level)] = ResidualBlock(out, out, config, level, norm)
             channels = out
         self.coarse_out = nn.Linear(width * 2**MATCH_LEVEL, config.feature_dim)
+        self.handed = Handedness(config.feature_dim, config.coarse_grid) if config.handed else None
         self.context = Context(config) if config.context and config.fine_dim else None
         self.fine_out = nn.Linear(width, config.fine_dim) if config.fine_dim else None
 
@@ -250,11 +251,22 @@ class Backbone(nn.Module):
             if name in self.decoder_blocks:
                 x = self.decoder_blocks[name](x, same[level], lengths, lengths)
             if level == MATCH_LEVEL:
-                coarse = self.coarse_out(x)
+                coarse = self.coarse_features(x, pyramid.points[level], pyramid.normals, lengths)
                 if self.context is not None:
                     x = x + self.context(coarse, pyramid.points[level], pyramid.normals[level], lengths)
         assert coarse is not None
         return coarse, self.fine_out(x) if self.fine_out is not None else None
+
+    def coarse_features(self, x: Tensor, points: Tensor, normals: list[Tensor], lengths: list[int]) -> Tensor:
+        """Coarse features (n, d) of the matched level; points: (n, 3). normals: of every level, if there are any."""
+        coarse = self.coarse_out(x)
+        if self.handed is None:
+            return coarse
+        whole = coarse, points, normals[MATCH_LEVEL]
+        if len(lengths) == 1:  # also because ONNX would fix the length
+            return coarse + self.handed(*whole)
+        clouds = zip(*(values.split(lengths) for values in whole), strict=True)
+        return torch.cat([cloud[0] + self.handed(*cloud) for cloud in clouds])
 
     def lift(self, pyramid: Pyramid, level: int) -> Callable[[Tensor], Tensor]:
         """The function that maps features of the next coarser level to the points of this one."""

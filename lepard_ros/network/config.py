@@ -50,6 +50,7 @@ class LepardConfig:
     decoder: str = "nearest"  # "nearest": the published one; "smooth": interpolated, and convolved at every level
     context: int = 0  # self attention layers of the decoder, through which fine features see the whole cloud
     chiral_context: bool = False  # these layers see the twist between points, which distinguishes left from right
+    handed: bool = False  # coarse features include on which side of a point the rest of the cloud lies
     normalisation: str = (
         "joint"  # "joint": over all stacked clouds; "cloud": each cloud alone, so that it can be cached
     )

@@ -52,12 +52,19 @@ class Surface:
 
     points: (N, 3) metres. normals: (N, 3), facing the viewpoint. spacing: grid size in metres.
     viewpoint: (3,) position of the sensor in the cloud's frame; NaN if unknown.
+    descriptors: (N, c) of the network, or None.
     """
 
     points: FloatArray
     normals: FloatArray
     spacing: float
     viewpoint: FloatArray = field(default_factory=lambda: np.zeros(3))
+    descriptors: NDArray[np.float32] | None = None
+
+    def part(self, kept: NDArray[np.integer]) -> "Surface":
+        """The points with these indices."""
+        descriptors = None if self.descriptors is None else self.descriptors[kept]
+        return Surface(self.points[kept], self.normals[kept], self.spacing, self.viewpoint, descriptors)
 
     @cached_property
     def tree(self) -> cKDTree:

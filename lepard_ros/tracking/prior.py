@@ -7,9 +7,9 @@ import numpy as np
 
 from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.registration.rigid.acceptance import (
-    CENTRE,
     FEATURES,
     MIN_INLIERS,
+    PLAIN,
     Evidence,
     contact_between,
     distinct_sample,
@@ -184,10 +184,11 @@ def _evidence(
     max_points: int,
     contact: Contact | None = None,
 ) -> Evidence:
-    """Evidence from the surfaces alone; the evidence from matches is set to neutral."""
+    """Evidence from the surfaces alone; the evidence from matches and descriptors is set to neutral."""
     evidence = gather_evidence(NO_MATCHES, source, target, motions, settings.acceptance, max_points, contact)
-    neutral = max(np.expm1(CENTRE[FEATURES.index("inliers")]), MIN_INLIERS)
-    return evidence._replace(inliers=np.full(len(motions), neutral))
+    neutral = max(np.expm1(PLAIN.centre[FEATURES.index("inliers")]), MIN_INLIERS)
+    unknown = np.full(len(motions), np.nan)
+    return evidence._replace(inliers=np.full(len(motions), neutral), unlikeness=unknown)
 
 
 def _qualities(source: Surface, target: Surface, motions: FloatArray, settings: RigidSettings) -> FloatArray:

@@ -100,6 +100,8 @@ def candidate_motions(
     matches: Matches, source: Surface, target: Surface, settings: RigidSettings
 ) -> tuple[FloatArray, Status]:
     """Distinct motions (H, 4, 4) supported by matches between two surfaces, best first, or why there are none."""
+    if len(matches.confidence) < MIN_INLIERS:
+        return np.zeros((0, 4, 4)), Status.TOO_FEW_MATCHES
     return _usable(_hypotheses(matches, source, target, settings), matches, target.spacing)
 
 

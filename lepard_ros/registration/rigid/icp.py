@@ -35,6 +35,7 @@ class Contact(NamedTuple):
 
     moved: (H, n, 3). normal: (H, n, 3) of the nearest target point. distance: (H, n) metres to it, infinite out of
     reach. residual: (H, n) metres along its normal. touching: (H, n), within reach and with normals that agree.
+    nearest: (H, n) index of that target point, 0 out of reach.
     """
 
     moved: FloatArray
@@ -42,6 +43,7 @@ class Contact(NamedTuple):
     distance: FloatArray
     residual: FloatArray
     touching: NDArray[np.bool_]
+    nearest: NDArray[np.integer]
 
     def lying(self, spacing: float) -> NDArray[np.bool_]:
         """(H, n): the points that lie on the target's surface, given its grid spacing in metres."""
@@ -60,7 +62,7 @@ def sample(surface: Surface, max_points: int) -> Surface:
     if count <= max_points:
         return surface
     kept = np.sort(np.random.default_rng(0).permutation(count)[:max_points])
-    return Surface(surface.points[kept], surface.normals[kept], surface.spacing, surface.viewpoint)
+    return surface.part(kept)
 
 
 def touch(source: Surface, target: Surface, transforms: FloatArray, reach: float) -> Contact:
@@ -77,7 +79,7 @@ def touch(source: Surface, target: Surface, transforms: FloatArray, reach: float
     if np.isnan(source.viewpoint).any() or np.isnan(target.viewpoint).any():
         facing = np.abs(facing)
     residual = np.einsum("hni,hni->hn", moved - target.points[index], normal)
-    return Contact(moved, normal, distance, residual, near & (facing > MIN_FACING))
+    return Contact(moved, normal, distance, residual, near & (facing > MIN_FACING), index)
 
 
 def tukey(residual: FloatArray, limit: float) -> FloatArray:

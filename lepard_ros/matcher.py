@@ -47,7 +47,7 @@ HARDER = 2.0  # factor on points, matches, seeds and hypotheses in a further try
 COARSE_CELLS = 1_500  # of the smaller cloud, on the second grid of a further try
 MIN_COARSER = 1.4  # minimum factor between the two grids
 PATIENCE = 2  # factor on the iterations that refine the motion of a further try
-FURTHER_ODDS = math.log(2.0)  # a further try needs these additional log-odds: two tries err twice as often as one
+FURTHER_ODDS = math.log(2.0)  # additional log-odds that a third try needs: the rule was fitted on two
 MAX_SIDES = 2  # orientations of clouds without a viewpoint that are tried again
 COARSE_TOLERANCE = 2.0  # factor on the tolerances for coarse matches, relative to fine ones
 MAX_GUIDED = 3  # repositioned pairs for which fine matches are computed
@@ -286,7 +286,7 @@ class Matcher:
         Its descriptors see more of the scene, and its matches fail on other pairs than those of the finer grid
         (docs/training_log.md, eighth round). Both grids' matches give hypotheses and evidence on the finer surfaces.
         """
-        matcher = self._with(replace(self.settings, rigid=self.settings.rigid.for_further_try(PATIENCE, FURTHER_ODDS)))
+        matcher = self._with(replace(self.settings, rigid=self.settings.rigid.for_further_try(PATIENCE)))
         for source, target, matches in sides[:MAX_SIDES]:
             grid = coarser_grid(source.surface, target.surface)
             first, second, coarse = self._sides(self._regridded(source, grid), self._regridded(target, grid))[0]

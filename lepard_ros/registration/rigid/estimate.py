@@ -55,8 +55,8 @@ class RigidSettings:
     patch: float = PATCH
     device: str = "cpu"
 
-    def for_further_try(self, patience: int, odds: float) -> "RigidSettings":
-        """The same settings with `patience` times the iterations, and with higher minimum log-odds."""
+    def for_further_try(self, patience: int, odds: float = 0.0) -> "RigidSettings":
+        """The same settings with `patience` times the iterations, and `odds` added to the minimum log-odds."""
         rule = replace(self.acceptance, min_quality=self.acceptance.min_quality + odds)
         return replace(self, refine_iterations=patience * self.refine_iterations, acceptance=rule)
 

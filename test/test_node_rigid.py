@@ -85,13 +85,15 @@ def test_the_documented_security_policy_allows_all_that_the_node_does(connection
     (profile,) = ElementTree.fromstring(policy[0]).iter("profile")
     ask = connection.node
     connection.until(lambda: "lepard" in ask.get_node_names())  # DDS discovers names after topics
-    for path, names_and_types in (
-        ("topics[@publish]/topic", ask.get_publisher_names_and_types_by_node("lepard", "/")),
-        ("topics[@subscribe]/topic", ask.get_subscriber_names_and_types_by_node("lepard", "/")),
-        ("services/service", ask.get_service_names_and_types_by_node("lepard", "/")),
-    ):
+    queries = {
+        "topics[@publish]/topic": ask.get_publisher_names_and_types_by_node,
+        "topics[@subscribe]/topic": ask.get_subscriber_names_and_types_by_node,
+        "services/service": ask.get_service_names_and_types_by_node,
+    }
+    connection.until(lambda: all(query("lepard", "/") for query in queries.values()))  # on a busy machine, later still
+    for path, query in queries.items():
         allowed = {str(one.text).replace("~", "/lepard") for one in profile.findall(path)}
-        used = {name for name, _ in names_and_types}
+        used = {name for name, _ in query("lepard", "/")}
         assert used, path
         assert used <= {name if name.startswith("/") else f"/{name}" for name in allowed}, path
 

@@ -101,13 +101,6 @@ class EncodedCloud:
     def from_arrays(cls, arrays: dict[str, NDArray[Any]], device: str | torch.device = "cpu") -> "EncodedCloud":
         """From the arrays of `to_arrays`."""
         try:
-            surface = Surface(
-                arrays["surface_points"],
-                arrays["surface_normals"],
-                float(arrays["spacing"]),
-                arrays["viewpoint"],
-                arrays.get("fine_features"),
-            )
             tensors = {
                 name: torch.from_numpy(np.array(arrays[name])).to(device) if name in arrays else None
                 for name in ("fine_features", "owners")
@@ -115,6 +108,8 @@ class EncodedCloud:
             needed = {
                 name: torch.from_numpy(np.array(arrays[name])).to(device) for name in ("points", "normals", "features")
             }
+            places = arrays["surface_points"], arrays["surface_normals"], float(arrays["spacing"]), arrays["viewpoint"]
+            surface = Surface(*places, as_descriptors(tensors["fine_features"]))
             weights_id = bytes(arrays["weights_id"]).decode()
             known = {"weights_id": weights_id, "scale": float(arrays["scale"])}
             return cls(surface, arrays["offset"], **needed, **tensors, **known)  # type: ignore[arg-type]
@@ -187,8 +182,7 @@ def describe(network: Lepard, pyramid: Pyramid, frame: CloudFrame, prepared: boo
             padded = pad_clouds([features], [coarse[0]], [coarse[1]] if pyramid.normals else [])
             features = network.prepare(padded).features[0]
     fine, owners = (None, None) if fine is None else (fine.float(), owner_of_fine(pyramid))
-    if fine is not None:
-        surface = replace(surface, descriptors=fine.cpu().numpy())
+    surface = replace(surface, descriptors=as_descriptors(fine))
     cloud = EncodedCloud(surface, frame.offset, *coarse, features.float(), fine, owners, frame.weights_id)
     return replace(cloud, scale=frame.scale)
 
@@ -239,6 +233,11 @@ def mixed_precision(network: Lepard, device: torch.device) -> torch.autocast:
 def as_array(values: Tensor) -> NDArray[np.float64]:
     """A tensor as float64 numbers in main memory."""
     return values.cpu().numpy().astype(np.float64)
+
+
+def as_descriptors(fine: Tensor | None) -> NDArray[np.float32] | None:
+    """The fine features as `Surface.descriptors`; on a CPU both share their memory."""
+    return None if fine is None else fine.cpu().numpy()
 
 
 def empty_cloud(

@@ -95,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mirrored-share",
         type=float,
         default=0.0,
-        help="share of pairs whose mirrored source provides negatives for the descriptors (default 0)",
+        help="share of sources whose mirror image provides negatives for the descriptors (default 0)",
     )
     add(
         "--given-share",

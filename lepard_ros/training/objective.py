@@ -35,7 +35,7 @@ class ObjectiveSettings(NamedTuple):
     fine_points: int = 256
     coarse_every: int = 1  # the transformer, the most expensive part, runs on every n-th pair of a step
     warping_gate: float = 0.0  # minimum share of true matches found before the warping loss is used
-    mirrored_share: float = 0.0  # share of pairs whose mirrored source provides decoys (needs chirality)
+    mirrored_share: float = 0.0  # share of sources whose mirror image provides decoys (needs chirality)
     given_share: float = 0.0  # share of rigid pairs that are repositioned by their slightly perturbed true motion
 
 
@@ -80,14 +80,13 @@ class SharedEncodings:
     through the backbone, once per cloud.
     """
 
-    def __init__(self, network: Lepard, pairs: list[Pair], mirrored: set[int]) -> None:
-        """mirrored: indices of the pairs whose source is also encoded mirrored."""
+    def __init__(self, network: Lepard, pairs: list[Pair], mirrored: list[Sample]) -> None:
+        """mirrored: the sources whose mirror image is encoded as well, once for all their pairs."""
         self.made: list[Tensor] = []
         self.copies: list[Tensor] = []
         samples = {id(sample): sample for pair in pairs for sample in (pair.source, pair.target)}
         self.encoded = {key: Encoded(*self._leaves(network, sample)) for key, sample in samples.items()}
-        for place in mirrored:
-            source = pairs[place].source
+        for source in mirrored:
             decoys = self._leaves(network, source.mirrored())[1]
             self.encoded[id(source)] = self.encoded[id(source)]._replace(decoys=decoys)
 

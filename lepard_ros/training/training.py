@@ -126,9 +126,11 @@ class Trainer:
     def _share(self, pairs: list[Pair]) -> SharedEncodings:
         """All clouds of a batch, encoded once, and some mirrored."""
         share = self.settings.objective.mirrored_share
-        draws = np.random.default_rng([self.settings.seed, self.step_number]).random(len(pairs))
+        sources = list({id(pair.source): pair.source for pair in pairs}.values())
+        draws = np.random.default_rng([self.settings.seed, self.step_number]).random(len(sources))
+        mirrored = [source for source, draw in zip(sources, draws, strict=True) if draw < share]
         with self._autocast():
-            return SharedEncodings(self.network, pairs, set(np.flatnonzero(draws < share).tolist()))
+            return SharedEncodings(self.network, pairs, mirrored)
 
     def _autocast(self) -> torch.autocast:
         """Half precision on a GPU."""

@@ -14,7 +14,7 @@ from lepard_ros.data.creature_scene import scene_files
 from lepard_ros.errors import InputError
 from lepard_ros.network.config import PRESETS, LepardConfig
 from lepard_ros.network.lepard import Lepard
-from lepard_ros.network.weights import Card, grown, load, save
+from lepard_ros.network.weights import Card, grown, load, save, with_further_blocks
 from lepard_ros.training import deformable_samples, paper, samples
 from lepard_ros.training.deformable_samples import CreatureStream, DeformableStream
 from lepard_ros.training.objective import ObjectiveSettings
@@ -221,10 +221,11 @@ def changed(config: LepardConfig, changes: list[str]) -> LepardConfig:
 
 
 def adopt(network: Lepard, config: LepardConfig) -> Lepard:
-    """Transfer weights to another grid, or to a network that is larger or has chirality."""
+    """Transfer weights to another grid, or to a network that is larger, has chirality or further blocks."""
     adopted = Lepard(config)
+    weights = with_further_blocks(network.state_dict(), network.config.layers, config.layers, config.heads)
     try:
-        adopted.load_state_dict(grown(network.state_dict(), adopted.state_dict()))
+        adopted.load_state_dict(grown(weights, adopted.state_dict()))
     except RuntimeError:
         raise InputError(
             "the weights of --init have other sizes than --preset or --set request: remove those options."

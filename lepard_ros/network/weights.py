@@ -256,3 +256,30 @@ def _grown(name: str, before: Tensor, after: Tensor) -> Tensor:
         result[before.shape[0] :] = 0
     result[tuple(slice(size) for size in before.shape)] = before
     return result
+
+
+def with_further_blocks(
+    old: dict[str, Tensor], before: tuple[str, ...], after: tuple[str, ...], heads: int
+) -> dict[str, Tensor]:
+    """The weights of a network whose transformer has further blocks: copies of the last one, as if it ran again.
+
+    before, after: the kinds of layers of both. Each new positioning layer starts as the final matching. If `after` is
+    no such network, the weights are returned as they are, so that the loader rejects them.
+    """
+    last = len(before) - 1 - before[::-1].index("positioning") if "positioning" in before else 0
+    block, further = before[last:], after[len(before) :]
+    if not last or after[: len(before)] != before or further != block * (len(further) // len(block)):
+        return old
+    result = dict(old)
+    for number, kind in enumerate(after[len(before) :], len(before)):
+        origin = "matching." if kind == "positioning" else f"layers.{last + (number - last) % len(block)}."
+        result |= {
+            f"layers.{number}.{name.removeprefix(origin)}": value
+            for name, value in old.items()
+            if name.startswith(origin)
+        }
+    copied = heads * block.count("self")  # rows of the pair bias: one for each head of each self attention
+    for name in ("pair_bias.mlp.2.weight", "pair_bias.mlp.2.bias"):
+        if name in old and copied:
+            result[name] = torch.cat([old[name], *[old[name][-copied:]] * (len(further) // len(block))])
+    return result

@@ -24,7 +24,7 @@ from lepard_ros.network.matching import dual_softmax, select_matches, sinkhorn
 from lepard_ros.network.position import RotaryCode
 from lepard_ros.network.procrustes import RigidFit, largest, robust_procrustes, soft_procrustes, weighted_procrustes
 from lepard_ros.network.relation import Relation
-from lepard_ros.network.weights import grown
+from lepard_ros.network.weights import grown, with_further_blocks
 from lepard_ros.network.workspace import scratch_table
 
 TINY_PAPER = LepardConfig(
@@ -395,6 +395,34 @@ def test_signed_volumes_change_their_sign_in_a_mirror() -> None:
         flipped = module.volumes(x, points * mirror, normals * mirror)
     assert volumes.shape == (50, 28) and volumes.abs().max() > 0.1
     torch.testing.assert_close(flipped, -volumes, atol=1e-5, rtol=1e-4)
+
+
+def test_a_further_block_starts_as_a_copy_of_the_last_one() -> None:
+    """What was the final matching is the new positioning layer: its confidences are those of the old network."""
+    block = ("positioning", "self", "cross")
+    layers = (*TINY_OURS.layers, *block)
+    before, after = network_of(TINY_OURS), network_of(replace(TINY_OURS, layers=layers))
+    weights = with_further_blocks(before.state_dict(), TINY_OURS.layers, layers, TINY_OURS.heads)
+    after.load_state_dict(grown(weights, after.state_dict()))
+    stacked = stack_pyramids(pyramids(TINY_OURS, 0, 1))
+    with torch.no_grad():
+        old, new = before(stacked), after(stacked)
+    assert len(new.repositionings) == len(old.repositionings) + 1
+    torch.testing.assert_close(new.repositionings[-1].confidence, old.confidence, atol=1e-5, rtol=1e-4)
+    twice = after.state_dict()
+    for number in (5, 6):
+        for name in ("q_proj.weight", "mlp.2.weight"):
+            assert torch.equal(twice[f"layers.{number}.{name}"], twice[f"layers.{number + 3}.{name}"])
+    assert torch.equal(twice["pair_bias.mlp.2.bias"][-4:], twice["pair_bias.mlp.2.bias"][-8:-4])
+
+
+@pytest.mark.parametrize("further", [("self",), ("positioning", "cross", "self")])
+def test_other_further_layers_are_rejected(further: tuple[str, ...]) -> None:
+    layers = (*TINY_OURS.layers, *further)
+    before, after = network_of(TINY_OURS), network_of(replace(TINY_OURS, layers=layers))
+    weights = with_further_blocks(before.state_dict(), TINY_OURS.layers, layers, TINY_OURS.heads)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        after.load_state_dict(grown(weights, after.state_dict()))
 
 
 def test_a_smaller_network_is_not_grown() -> None:

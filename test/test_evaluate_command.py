@@ -183,7 +183,7 @@ def test_a_record_holds_what_the_tables_need(data: Path) -> None:
     matches = Matches(points, landed, np.linspace(0, 1, 10))
     found = MethodResult(pair.truth, True, 0.2, 0.1, "OK", matches, covariance=np.eye(6), stages={"match": 0.1})
     record = evaluate_pair("lepard:x", Fixed(found), source, pair)
-    assert record["inlier_ratio"] == pytest.approx(0.6)
+    assert record["inlier_ratio"] == record["inlier_ratio_surest"] == pytest.approx(0.6)
     assert record["rre"] == pytest.approx(0, abs=1e-6)
     assert record["nees"] == pytest.approx(0, abs=1e-9)
     assert sum(row[0] for row in record["confidence_bins"]) == 10
@@ -195,6 +195,21 @@ def test_a_record_holds_what_the_tables_need(data: Path) -> None:
     assert summary["recall"].mean == 0.5
     assert summary["statuses"] == {"LOW_OVERLAP": 1, "OK": 1}
     assert summary["stages"] == {"match": 0.05}
+
+
+def test_the_surest_matches_have_an_inlier_ratio_of_their_own(data: Path) -> None:
+    """Matches come most confident first; the first 250 of these 500 are correct."""
+    source = open_set(data, "3DMatch")
+    pair = source.pairs(None, 0)[0]
+    assert pair.truth is not None
+    points = np.resize(source.cloud(pair.source), (500, 3)).astype(float)
+    landed = points @ pair.truth[:3, :3].T + pair.truth[:3, 3]
+    landed[250:] += 1.0
+    found = MethodResult(pair.truth, True, 0.2, 0.1, "OK", Matches(points, landed, np.linspace(1, 0, 500)))
+    record = evaluate_pair("lepard:x", Fixed(found), source, pair)
+    summary = tables.summarise([record])
+    assert (summary["inlier_ratio"], summary["inlier_ratio_surest"]) == (0.5, 1.0)
+    assert summary["fmr_surest"] == 1.0
 
 
 def records(method: str, successes: list[bool]) -> list[dict]:

@@ -20,6 +20,7 @@ from lepard_ros.geometry.overlap import overlap_mask
 
 PUBLISHED_GRID = 0.025  # metres, of the fragments of 3DMatch
 INLIER_DISTANCE = 0.1  # metres: maximum error of a correct match, as in the paper
+SUREST = 250  # most confident matches whose inlier ratio is reported as well; others report 250 to 5,000
 MIN_POINTS = 10  # per cloud
 RMSE_DISTANCE = 0.05  # metres: a source point has a true partner in the target
 
@@ -120,7 +121,9 @@ def _errors(result: MethodResult, pair: RigidPair, source: FloatArray, target: F
         errors["information_rmse"] = metrics.information_rmse(result.transform, pair.truth, pair.information)
     if result.matches is not None:
         moved = metrics.transform_points(pair.truth, result.matches.source)
-        errors["inlier_ratio"] = metrics.inlier_ratio(moved, result.matches.target, INLIER_DISTANCE)
+        for name, count in (("inlier_ratio", None), ("inlier_ratio_surest", SUREST)):
+            few = moved[:count], result.matches.target[:count]
+            errors[name] = metrics.inlier_ratio(*few, INLIER_DISTANCE)
         right = np.linalg.norm(moved - result.matches.target, axis=1) < INLIER_DISTANCE
         errors["confidence_bins"] = _confidence_bins(result.matches.confidence, right)
     if result.covariance is not None and result.transform is not None:

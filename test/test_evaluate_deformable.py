@@ -240,6 +240,8 @@ def test_the_first_block_alone_does_not_know_the_repositioning(weights: Path) ->
     np.testing.assert_array_equal(own.confidence, forced.confidence)
     whole = ablation.make_matcher("guided by the transformer", str(weights)).match(first, second)
     assert not np.array_equal(own.confidence, whole.confidence)
+    two = ablation.make_matcher("two blocks", str(weights)).match(first, second)
+    np.testing.assert_array_equal(two.confidence, whole.confidence)  # this network has no more
 
 
 def test_without_chirality_a_mirrored_cloud_looks_the_same() -> None:

@@ -46,22 +46,23 @@ class Variant:
 
     placed: "unmoved", "random", "rigid" (the true motion, or the best rigid fit of a deformation), "deformed" (the true
     position of every point), or "" for the network's own repositioning. guided: whether the transformer is used; all
-    variants of the paper concern it. chiral: whether the network sees what distinguishes left from right. first_block:
-    whether the confidences come from before the repositioning, where the network was trained to match, too.
+    variants of the paper concern it. chiral: whether the network sees what distinguishes left from right. blocks:
+    after how many blocks of the transformer the confidences are taken, 0 for all; it is trained to match after each.
     """
 
     settings: dict[str, object]
     placed: str = ""
     guided: bool = True
     chiral: bool = True
-    first_block: bool = False
+    blocks: int = 0
 
 
 VARIANTS: dict[str, Variant] = {
     "descriptors alone": Variant({}, guided=False),
     "guided by the transformer": Variant({}),
     "no chirality": Variant({}, chiral=False),
-    "first block alone": Variant({}, first_block=True),
+    "first block alone": Variant({}, blocks=1),
+    "two blocks": Variant({}, blocks=2),
     "no position code": Variant({"max_condition_number": 0.0}),  # of networks that use it only once aligned
     "no repositioning": Variant({}, "unmoved"),
     "random rotation": Variant({}, "random"),
@@ -124,18 +125,19 @@ def make_matcher(name: str, weights: str) -> "Matcher":
     apply_settings(matcher, variant.settings)
     if not variant.chiral:
         forget_chirality(matcher.network)
-    if variant.first_block:
-        stop_after_first_block(matcher.network)
+    if variant.blocks:
+        stop_after(variant.blocks, matcher.network)
     return matcher
 
 
-def stop_after_first_block(network: "Lepard") -> None:
-    """Use the confidences of the positioning layer: what the layers after it are worth."""
+def stop_after(blocks: int, network: "Lepard") -> None:
+    """Use the confidences after a number of blocks, or of all if there are fewer: what the layers after it are worth."""
     whole = network.match
 
     def match(*clouds: Any) -> "LepardOutput":
         output = whole(*clouds)
-        return replace(output, confidence=output.repositionings[0].confidence)
+        tables = [r.confidence for r in output.repositionings] + [output.confidence]
+        return replace(output, confidence=tables[min(blocks, len(tables)) - 1])
 
     object.__setattr__(network, "match", match)
 

@@ -131,7 +131,7 @@ def make_matcher(name: str, weights: str) -> "Matcher":
 
 
 def stop_after(blocks: int, network: "Lepard") -> None:
-    """Use the confidences after a number of blocks, or of all if there are fewer: what the layers after it are worth."""
+    """Use the confidences after some blocks (after all if there are fewer): what the layers behind them are worth."""
     whole = network.match
 
     def match(*clouds: Any) -> "LepardOutput":

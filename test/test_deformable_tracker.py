@@ -330,6 +330,22 @@ def test_matches_of_which_few_agree_do_not_correct_a_warp_that_fits() -> None:
     assert tracker._warp is not before and len(tracker._matched) == matched + 1
 
 
+def test_matches_that_do_not_fit_their_cloud_do_not_correct_a_refused_warp() -> None:
+    """The model grew by what they brought, and later clouds were accepted on it, 12 cm off."""
+    film, worker, tracker = trunk_tracker()
+    tracker.process(film.seen(3), 0.3)
+    assert tracker._pending is not None
+    tracker._pending, model = tracker._pending._replace(accepted=False), tracker.model
+    worker.go.set()
+    result = tracker._background._jobs.popleft().result.result(20)
+    assert result.update is not None and is_plausible(result.warp)
+    apart = result.warp.evidence._replace(covered=0.5, overlap=0.4)
+    tracker._apply_past_match(result._replace(warp=replace(result.warp, evidence=apart)))
+    assert tracker.model is model
+    tracker._apply_past_match(result)
+    assert tracker.model is not model
+
+
 def test_every_node_continues_its_own_motion_while_the_camera_moves() -> None:
     graph = CanonicalModel(plane(0.4, 0.3), ModelSettings()).graph
     rng = np.random.default_rng(0)

@@ -57,9 +57,10 @@ LOST_KEYFRAMES = 3  # keyframes for a lost object; each further search tries the
 # dominate, at longer ones the velocity may have changed. And the number of matched clouds kept for this.
 MATCHED_SECONDS, MAX_MATCHED = (0.19, 1.5), 8
 SUPPORT_DECAY = 0.9  # factor on the support of the last matches, for every cloud tracked without matches
-# Seconds since a cloud was last accepted, or matches last arrived, for which a refused cloud is tracked on; then the
-# object is lost. Counted from their arrival, not from the stamp of their cloud: a match takes most of a second.
-FOLLOW_SECONDS = 1.0
+# Seconds for which a refused cloud is tracked on; then the object is lost. They begin again with every cloud that fits,
+# and with the arrival of good matches, not with the stamp of their cloud: a match takes most of a second. But a cloud
+# that fits is not enough for longer than MAX_UNMATCHED_SECONDS without good matches.
+FOLLOW_SECONDS, MAX_UNMATCHED_SECONDS = 1.0, 4.0
 # Clouds that arrive during a search are kept at this interval (seconds), at most so many, to track the object through
 # them to the present once it is found. Tracking does not reach much further in one step while the object turns.
 CATCH_UP_SECONDS, MAX_CATCH_UP = 0.25, 8
@@ -200,7 +201,7 @@ class DeformableTracker:
         self._warp: Warp | None = None  # to the last tracked cloud, accepted or not
         self._before: StampedWarp | None = None  # to the tracked cloud before that, on the same nodes
         self._accepted_stamp = 0.0  # of the last accepted cloud
-        self._verified_at = 0.0  # stamp of the cloud with which the last acceptance or the last good matches came
+        self._tracked_at = 0.0  # stamp of the cloud at which tracking was last known to work: see FOLLOW_SECONDS
         self._unseen: list[LiveCloud] = []  # arrived during a search, not tracked yet
         self._lost_reason = "the object is searched for"
         # Motion of the static scene relative to the camera, from the first to the last tracked cloud.
@@ -315,7 +316,7 @@ class DeformableTracker:
         clock.stop("fuse")
         self._warp, self._last = self.model.warp, observe(live, self.model, self.model.warp)
         self._matched = [StampedWarp(live.stamp, self._warp, self._scene_motion)]
-        self._accepted_stamp = self._verified_at = live.stamp
+        self._accepted_stamp = self._tracked_at = live.stamp
         self._follower = SurfaceFollower(self.model.graph, self.model.surface, self.settings.follower)
         self._constrained = self._follower.is_constrained(live.surface, self._warp)
         self._add_view(View(self._last, self._background.run(lambda: self._worker.encode(live.points))))
@@ -339,7 +340,7 @@ class DeformableTracker:
 
     def _is_lost(self, live: LiveCloud) -> bool:
         """Whether the object was neither accepted nor matched for too long to find it from where it was."""
-        return self._rejected > 0 and live.stamp - self._verified_at > FOLLOW_SECONDS
+        return self._rejected > 0 and live.stamp - self._tracked_at > FOLLOW_SECONDS
 
     def _placed(self, live: LiveCloud, camera: FloatArray) -> Warp:
         """The last warp, extrapolated and moved rigidly onto the live cloud. camera: (4, 4), motion of the scene.
@@ -379,6 +380,8 @@ class DeformableTracker:
         if jumped or reason:
             if not jumped:
                 self._advance(live, camera, warp)
+            if not jumped and is_plausible(warp) and live.stamp - self._matched[-1].stamp < MAX_UNMATCHED_SECONDS:
+                self._tracked_at = live.stamp
             track = self._refused(live.stamp, reason or "the object would have jumped", clock)
             return replace(track, background=live.background_count)
         past_update, self._past_update = self._past_update, None
@@ -431,8 +434,9 @@ class DeformableTracker:
         """Update the model from a past cloud, and correct the last warp by its matches.
 
         A cloud with too few good matches does not update the model, but the next cloud is still matched with it: it has
-        more in common with it than with older ones. Nor does a cloud that neither the tracked nor the matched warp
-        fits: the model would grow by surface that nobody verified (seed 6 of the demonstration: 12 cm off).
+        more in common with it than with older ones. Where neither the tracked nor the matched warp fits the cloud, the
+        matches correct what is tracked, but neither the model nor what is published relies on them: the model would
+        grow by surface that nobody verified (seed 6 of the demonstration: 12 cm off).
         """
         pending, model = self._pending, self.model
         if pending is None or self._warp is None or model is None:
@@ -440,26 +444,35 @@ class DeformableTracker:
         then, inliers = pending.tracked, result.warp.match_inliers
         weak = bool(inliers.mean() < MIN_CORRECTING_INLIERS)
         overruled = weak and pending.accepted and median_motion(then.warp, result.warp) > MAX_WEAK_CORRECTION
-        doubtful = not (pending.accepted or is_plausible(result.warp))
-        if result.update is None or overruled or doubtful:
+        if result.update is None or overruled:
             self._last_encoded = View(observe(result.live, model, then.warp), result.cloud_matches.cloud)
+            return
+        self._correct(then.warp, result.warp)
+        if not (pending.accepted or is_plausible(result.warp)):
+            self._last_encoded = View(observe(result.live, model, result.warp), result.cloud_matches.cloud)
             return
         matched = then._replace(warp=result.warp)
         velocity = self._velocity_to(matched)
         if velocity is not None:
             self._velocity = velocity if self._velocity is None else self._velocity._replace(turn=velocity.turn)
         self._matched = [*self._matched, matched][-MAX_MATCHED:]
-        self._warp = corrected(self._warp, then.warp, result.warp).onto(result.update.model.graph)
-        if self._before is not None:
-            before = corrected(self._before.warp, then.warp, result.warp).onto(result.update.model.graph)
-            self._before = self._before._replace(warp=before)
+        graph = result.update.model.graph
+        self._warp = self._warp.onto(graph)
+        self._before = self._before and self._before._replace(warp=self._before.warp.onto(graph))
         self._apply_late_update(result, result.update)
+
+    def _correct(self, then: Warp, right: Warp) -> None:
+        """Correct the last two warps, given that the warp `then` to an earlier cloud should have been `right`."""
+        assert self._warp is not None
+        self._warp = corrected(self._warp, then, right)
+        if self._before is not None:
+            self._before = self._before._replace(warp=corrected(self._before.warp, then, right))
 
     def _apply_late_update(self, result: MatchingResult, update: ModelUpdate) -> None:
         """Apply a model update from a past cloud; the next accepted cloud reports it."""
         keyframe = self._apply_update(update)
         self._past_update = _PastUpdate(result, update.view.observation.warped_model, update.change, keyframe)
-        self._verified_at = self._now
+        self._tracked_at = self._now
 
     # ---- a lost object: it is searched for in one cloud after the other, while clouds go on arriving ----
 
@@ -550,7 +563,7 @@ class DeformableTracker:
         state = TrackingState.OK if self._rejected == 0 else TrackingState.RELOCALISED
         self._rejected = self._failed_searches = 0
         self._unmatched = self._unmatched + 1 if found.method == "nicp" else 0
-        self._accepted_stamp = self._verified_at = live.stamp
+        self._accepted_stamp = self._tracked_at = live.stamp
         change = found.change
         reason = f"{change.cut} torn edges were cut" if change.cut else "the warp is known"
         track = self._report(live.stamp, state, reason, clock, found.warp, found.matches, found.inliers)

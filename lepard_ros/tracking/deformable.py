@@ -74,7 +74,7 @@ MIN_FOLLOWED_CONTACT, MIN_FOLLOWED_ALIGNED, MAX_FOLLOWED_CONFLICT = 1.2, 0.7, 0.
 MIN_FOLLOWED_COVER, MAX_FOLLOWED_RESIDUAL = 0.75, 0.006
 # Seconds after a matched cloud for which tracking without matches is allowed: drift accumulates. A match of 0.6 s is
 # that old when the next one begins, and twice that when the next one ends. On the demonstration's films with seeds 0 to
-# 4 and a match every second, the error did not grow with this age, up to 2.0 s, as long as KNOWN_COVER of the cloud lay
+# 5 and a match every second, the error did not grow with this age, up to 2.0 s, as long as KNOWN_COVER of the cloud lay
 # on the model: at most 4.4 cm after 1.2 s (29 clouds). Where the body shows more surface that the model does not have,
 # it did: up to 11 cm after 1.5 s. Where the surface does not show every rigid motion, it slides unseen.
 MAX_MATCH_AGE, MAX_GROWING_AGE, MAX_UNCONSTRAINED_AGE = 2.0, 1.5, 0.9

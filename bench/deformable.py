@@ -3,14 +3,16 @@
 
     python bench/deformable.py scene                       raw clouds of 640 x 480 to a warp, the room left out
     python bench/deformable.py turn [--frames 100] [--background 0] [--every 1]
-    python bench/deformable.py virtual [--seed 0] [--frames 100] [--tracking 0.16] [--matching 0.5] [--turns 1]
+    python bench/deformable.py virtual [--seed 0] [--frames 100] [--tracking 0.16] [--matching 0.5] [--search 1.0]
+        [--turns 1] [--rounds 0]
     python bench/deformable.py node [--rate 10] [--seconds 30]
 
 turn: a full turn in so many clouds, each processed, by the tracker alone. --background 2 is what the node does: follow,
 and take in the matches of a past cloud; 0 matches every cloud. --every 3: only every third cloud is processed.
 virtual: the demonstration's film in virtual time: ten clouds a second, of which those are dropped that come while
-tracking works (so many seconds a cloud) or waits for the matching process (so many seconds a match). --turns 2
---frames 200: the body turns round twice; model and memory must not grow with the second turn.
+tracking works (so many seconds a cloud); a match takes so many seconds of the matching process, a search for a lost
+object more. --rounds 3: the film there and back, three times, as the soak test plays it. --turns 2 --frames 200: the
+body turns round twice; model and memory must not grow with the second turn.
 node: the demo's clouds (320 x 240) there and back again at a sensor's rate over real DDS, into the node in a process of
 its own. latency: from the stamp, which is taken when the cloud is published, to the arrival of the warp.
 """
@@ -32,12 +34,15 @@ import torch
 
 from lepard_ros.demo.processes import cpu_seconds, node_process, prepare_surroundings, resident_megabytes
 from lepard_ros.demo.story import Film, make_film, write_bag
+from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.matcher import Matcher
 from lepard_ros.registration.deformable.warp import Warp
 from lepard_ros.synthesis.creature_sequences import CreatureSequence, creature_sequence
 from lepard_ros.tracking.background import Background
 from lepard_ros.tracking.deformable import DeformableTrack, DeformableTracker
 from lepard_ros.tracking.deformable_settings import DeformableSettings
+from lepard_ros.tracking.matching_worker import LocalWorker, MatchingResult, MatchingTask
+from lepard_ros.tracking.observations import LiveCloud
 
 WARM_UP = 3  # clouds, left out of the figures
 DISCOVERY_SECONDS = 120.0
@@ -95,29 +100,38 @@ def turn(args: argparse.Namespace) -> None:
 
 
 class VirtualTime:
-    """The clock of a tracker that needs so many seconds for a cloud, with a worker that needs so many for a match."""
+    """The clock of a tracker that needs so many seconds for a cloud, with a worker that needs so many for a job."""
 
-    def __init__(self, tracking: float, matching: float) -> None:
+    def __init__(self, costs: "Costs") -> None:
         """Begin at 0."""
-        self.now, self._tracking, self._matching, self._worker_free = 0.0, tracking, matching, 0.0
+        self.now, self.costs, self._worker_free = 0.0, costs, 0.0
 
-    def end_cloud(self) -> None:
-        """Tracking is done with a cloud."""
-        self.now += self._tracking
+    def end_cloud(self, steps: int) -> None:
+        """Tracking is done with a cloud, for which it fitted the model to so many clouds."""
+        self.now += self.costs.reading + steps * (self.costs.tracking - self.costs.reading)
 
-    def job_end(self) -> float:
-        """When the worker is done with a job that is given to it now."""
-        self._worker_free = max(self.now, self._worker_free) + self._matching
+    def job_end(self, seconds: float) -> float:
+        """When the worker is done with a job of so many seconds that is given to it now."""
+        self._worker_free = max(self.now, self._worker_free) + seconds
         return self._worker_free
+
+
+class Costs(NamedTuple):
+    """Seconds: of a tracked cloud, of which to read and segment it, of a match, and of a search for a lost object."""
+
+    tracking: float
+    reading: float
+    matching: float
+    search: float
 
 
 class VirtualResult(Future[Any]):
     """A result that is there, but only counts from a point in virtual time."""
 
-    def __init__(self, time: VirtualTime, value: Any) -> None:
-        """value: what the job gave."""
+    def __init__(self, time: VirtualTime, value: Any, seconds: float) -> None:
+        """value: what the job gave. seconds: that it took."""
         super().__init__()
-        self._time, self._end = time, time.job_end()
+        self._time, self._end = time, time.job_end(seconds)
         self.set_result(value)
 
     def done(self) -> bool:
@@ -133,61 +147,110 @@ class VirtualResult(Future[Any]):
 class VirtualBackground(Background):
     """The node's background worker in virtual time."""
 
-    def __init__(self, time: VirtualTime) -> None:
+    def __init__(self, time: VirtualTime, worker: "TimedWorker") -> None:
         """As the node has it: matches are used as soon as they are there."""
         super().__init__(threaded=True, delay=1, patient=False)
-        self._time = time
+        self._time, self._worker = time, worker
 
     def _start(self, work: Any) -> VirtualResult:
-        return VirtualResult(self._time, work())
+        value = work()
+        return VirtualResult(self._time, value, self._worker.seconds)
+
+
+class TimedWorker(LocalWorker):
+    """A matching worker that knows how long its last job takes in virtual time."""
+
+    def __init__(self, matcher: Matcher, costs: Costs) -> None:
+        """costs: what jobs take in virtual time."""
+        super().__init__(matcher)
+        self.costs, self.seconds, self.spent = costs, 0.0, {True: [0.0], False: [0.0]}
+
+    def encode(self, points: FloatArray) -> Any:
+        """As a match, which encodes too."""
+        self.seconds = self.costs.matching
+        return super().encode(points)
+
+    def match_and_update(self, task: MatchingTask) -> MatchingResult:
+        """Match, and note what it takes; `spent`: the processor's real seconds, of searches and of other matches."""
+        began = time.process_time()
+        result = super().match_and_update(task)
+        self.spent[task.lost].append(time.process_time() - began)
+        self.seconds = self.costs.search if task.lost else self.costs.matching
+        return result
+
+
+class CountingTracker(DeformableTracker):
+    """Counts how often it fits the model to a cloud: not at all while the object is lost, repeatedly to catch up."""
+
+    fits = 0
+
+    def _fitted(self, live: LiveCloud, placed: Warp) -> Warp:
+        self.fits += 1
+        return super()._fitted(live, placed)
 
 
 def virtual(args: argparse.Namespace) -> None:
-    """The demonstration's film, with clouds dropped as the node drops them."""
-    film, time_of = make_film(args.seed, args.frames, args.turns), VirtualTime(args.tracking, args.matching)
-    tracker = DeformableTracker(Matcher.from_pretrained(args.weights), DeformableSettings(background_clouds=1))
+    """The demonstration's film, there and back again for so many rounds, with clouds dropped as the node drops them."""
+    film, costs = make_film(args.seed, args.frames, args.turns), Costs(args.tracking, 0.06, args.matching, args.search)
+    there = np.arange(args.frames)
+    order = np.tile(np.concatenate([there, there[-2:0:-1]]), args.rounds) if args.rounds else there
+    time_of, worker = VirtualTime(costs), TimedWorker(Matcher.from_pretrained(args.weights), costs)
+    tracker = CountingTracker(None, DeformableSettings(background_clouds=1), worker)
     tracker.process(film.sequence.cloud(0), 0.0)  # the player waits for this one
-    tracker._background = VirtualBackground(time_of)
-    rows, frame = [], 1
-    while frame < args.frames:
-        time_of.now = max(time_of.now, 0.1 * frame)
+    tracker._background = VirtualBackground(time_of, worker)
+    rows, place = [], 1
+    while place < len(order):
+        time_of.now, frame = max(time_of.now, 0.1 * place), int(order[place])
         cloud = np.full((1, 3), np.nan) if film.covered[frame] else film.sequence.cloud(frame)
-        track = tracker.process(cloud, 0.1 * frame)
-        time_of.end_cloud()
-        rows.append(virtual_row(track, film, frame, time_of.now - 0.1 * frame))
+        tracker.fits = 0
+        track = tracker.process(cloud, 0.1 * place)
+        time_of.end_cloud(tracker.fits)
+        rest = int(order[round(10 * track.model_stamp)])
+        rows.append(virtual_row(track, film, (rest, frame), place, time_of.now - 0.1 * place))
         words = (track.state.name, track.method, len(track.model_points), track.reason)
         errors = f"{100 * rows[-1].error:5.1f} cm, visible {100 * rows[-1].visible:5.1f} cm"
         memory = f"{resident_megabytes(os.getpid()):.0f} MB"
-        print(f"cloud {frame:3d}: {errors}, {rows[-1].latency:.2f} s, {memory}", *words, flush=True)
-        frame = max(frame + 1, int(time_of.now / 0.1 + 1e-6))
+        print(f"cloud {place:3d} ({frame:2d}): {errors}, {rows[-1].latency:.2f} s, {memory}", *words, flush=True)
+        place = max(place + 1, int(time_of.now / 0.1 + 1e-6))
     report_virtual(args, rows, film, tracker)
+    spent = ", ".join(
+        f"{name} {len(worker.spent[lost]) - 1} of {np.mean(worker.spent[lost]):.2f} CPU-s"
+        for name, lost in (("matches", False), ("searches", True))
+    )
+    print(f"  {spent}")
 
 
 class VirtualRow(NamedTuple):
     """One processed cloud: seconds, and metres (NaN without a warp) of `film_error` and `visible_error`."""
 
+    place: int
     frame: int
+    state: str
     latency: float
     error: float
     visible: float
 
 
-def virtual_row(track: DeformableTrack, film: Film, frame: int, latency: float) -> VirtualRow:
-    """The figures of a cloud; the visible error is only known for a model that began with the film."""
+def virtual_row(track: DeformableTrack, film: Film, frames: tuple[int, int], place: int, latency: float) -> VirtualRow:
+    """The figures of a cloud; the visible error is only known for a model that began with the film.
+
+    frames: of the film, that the model began with and that the cloud shows. place: of the cloud in what was played.
+    """
+    (rest, frame), state = frames, track.state.name
     if track.warp is None:
-        return VirtualRow(frame, latency, np.nan, np.nan)
-    visible = np.nan if track.model_stamp else visible_error(track.warp, film.sequence, frame)
-    return VirtualRow(frame, latency, film_error(track, film, frame), visible)
+        return VirtualRow(place, frame, state, latency, np.nan, np.nan)
+    visible = np.nan if rest else visible_error(track.warp, film.sequence, frame)
+    return VirtualRow(place, frame, state, latency, film_error(track.warp, film, rest, frame), visible)
 
 
 def report_virtual(args: argparse.Namespace, rows: list[VirtualRow], film: Film, tracker: DeformableTracker) -> None:
     """Print the figures of a run."""
-    frames, latency, error, visible = (np.array(column) for column in zip(*rows, strict=True))
+    places, frames, states, latency, error, visible = (np.array(column) for column in zip(*rows, strict=True))
     good, shown = np.isfinite(error), ~film.covered[frames]
-    after = shown & (frames > np.flatnonzero(film.covered).max(initial=0))
+    after = shown & (places > np.flatnonzero(film.covered).max(initial=0))
     found = np.flatnonzero(good[after])
     again = f"found with cloud {found[0] + 1} after the lens" if len(found) else "not found after the lens"
-    print(f"seed {args.seed}: {good.sum()} warps, {good.sum() / (0.1 * args.frames):.1f} a second; latency", end=" ")
+    print(f"seed {args.seed}: {good.sum()} warps, {good.sum() / (0.1 * places[-1]):.1f} a second; latency", end=" ")
     print(f"{np.median(latency):.2f} s median, {np.percentile(latency, 95):.2f} s at 95 %; lost", end=" ")
     print(f"{(shown & ~good).sum()} of {shown.sum()}; {again}; over 10 cm: {(error[good] > 0.1).sum()};", end=" ")
     print(f"mean {100 * np.nanmean(error):.1f} cm, worst {100 * np.nanmax(error):.1f} cm; visible", end=" ")
@@ -195,17 +258,19 @@ def report_virtual(args: argparse.Namespace, rows: list[VirtualRow], film: Film,
         f"{100 * np.nanmean(visible):.1f} and {100 * np.nanmax(visible):.1f} cm, over 5 cm: {(visible > 0.05).sum()};"
     )
     nodes = len(tracker.model.graph.nodes) if tracker.model else 0
-    print(f"  model {len(tracker.model.points) if tracker.model else 0} points, {nodes} nodes")
+    print(f"  model {len(tracker.model.points) if tracker.model else 0} points, {nodes} nodes", end="; ")
+    known = states[places > 2 * args.frames] if args.rounds else states
+    print(", ".join(f"{name} {(known == name).sum()}" for name in ("OK", "RELOCALISED", "LOST")), end="; ")
+    print(f"{(known == 'OK').mean():.0%} OK{' from the second round on' if args.rounds else ''}")
 
 
-def film_error(track: DeformableTrack, film: Film, frame: int) -> float:
+def film_error(warp: Warp, film: Film, rest: int, frame: int) -> float:
     """Median metres between where the warp puts the points of the model's first cloud, hidden ones too, and the truth.
 
-    The demonstration calls a warp false by this.
+    The demonstration calls a warp false by this. rest: the frame that the model began with.
     """
-    assert track.warp is not None
-    rest, truth = film.truth(round(10 * track.model_stamp), frame)
-    moved, covered = track.warp.apply(rest)
+    points, truth = film.truth(rest, frame)
+    moved, covered = warp.apply(points)
     return float(np.median(np.linalg.norm(moved - truth, axis=1)[covered]))
 
 
@@ -309,6 +374,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="virtual: the film (default 0, the demonstration's own)")
     parser.add_argument("--tracking", type=float, default=0.16, help="virtual: seconds of tracking a cloud")
     parser.add_argument("--matching", type=float, default=0.5, help="virtual: seconds of a match")
+    parser.add_argument("--search", type=float, default=1.0, help="virtual: seconds of a search for a lost object")
+    parser.add_argument("--rounds", type=int, default=0, help="virtual: so many times there and back (default: there)")
     parser.add_argument("--turns", type=int, default=1, help="virtual: of the body, in 100 clouds each")
     parser.add_argument("--weights", default="deformable", help="virtual: the weights (default deformable)")
     parser.add_argument("--every", type=int, default=1, help="turn: process every so-manyth cloud")

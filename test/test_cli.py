@@ -192,6 +192,35 @@ def test_a_command_says_how_many_threads_it_took_and_torch_takes_them(given: str
     assert result.stdout.split() == [given or str(min(2, os.cpu_count() or 1)), "PASSIVE"]
 
 
+@pytest.mark.parametrize(
+    ("given", "number"), [({}, "1"), ({"OPENBLAS_NUM_THREADS": "3"}, "3"), ({"OMP_NUM_THREADS": "2"}, None)]
+)
+def test_blas_of_the_node_runs_in_one_thread_unless_the_user_says_otherwise(
+    given: dict[str, str], number: str | None
+) -> None:
+    from lepard_ros.network.threads import use_one_blas_thread
+
+    environment = dict(given)
+    use_one_blas_thread(environment)
+    assert environment.get("OPENBLAS_NUM_THREADS") == number
+
+
+def test_the_node_limits_blas_before_numpy_is_imported() -> None:
+    """Later it has no effect: a match took three times its processor time, waiting for cores that tracking used."""
+    code = """
+import os, sys, types
+import lepard_ros.ros.main as main
+class Rclpy(types.ModuleType):
+    def __getattr__(self, name):
+        raise SystemExit(os.environ["OPENBLAS_NUM_THREADS"] + str("numpy" in sys.modules))
+sys.modules["rclpy"] = Rclpy("rclpy")
+main.run_node([])
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stderr.strip() == "1False"
+
+
 def test_every_command_that_computes_chooses_its_threads() -> None:
     silent = {name for name, command in cli.COMMANDS.items() if not command.computes}
     assert silent == {"node", "bag", "convert", "export", "info"}, "the node chooses its own and logs them"

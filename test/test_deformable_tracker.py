@@ -274,13 +274,44 @@ def test_a_refused_cloud_is_not_waited_for_and_tracking_goes_on_from_it() -> Non
     worker.go.set()
 
 
-def test_an_object_that_nobody_verified_for_a_second_is_searched_with_matches() -> None:
+def lost_trunk() -> tuple[Trunk, LateWorker, DeformableTracker]:
+    """A tracker that has seen nothing for a second, and then one cloud, in which the trunk is being searched for."""
     film, worker, tracker = trunk_tracker()
     assert tracker.process(np.full((10, 3), np.nan), 0.3).state is TrackingState.LOST
+    assert tracker.process(film.seen(14), 1.4).state is TrackingState.LOST
+    return film, worker, tracker
+
+
+def finish_search(tracker: DeformableTracker) -> None:
+    """Wait until the result of the search is there, without delivering it."""
+    tracker._background._jobs[0].result.result(20)
+
+
+def test_a_lost_object_is_tracked_from_where_it_was_found_through_the_clouds_since() -> None:
+    """Tracking waited for a search, 1 s; the trunk had turned by 36 degrees meanwhile, was lost again, and so on."""
+    film, worker, tracker = lost_trunk()
+    waiting = [tracker.process(film.seen(time), 0.1 * time) for time in range(15, 21)]
+    assert all(track.state is TrackingState.LOST and track.warp is None for track in waiting)
     worker.go.set()
-    found = tracker.process(film.seen(14), 1.4)
-    assert found.state is TrackingState.RELOCALISED and found.method == "lepard" and "match" in found.seconds
-    assert film.error(found, 14) < 0.02
+    finish_search(tracker)
+    found = tracker.process(film.seen(21), 2.1)
+    assert found.state is TrackingState.RELOCALISED and found.method == "lepard"
+    assert film.error(found, 21) < 0.02
+    after = tracker.process(film.seen(22), 2.2)
+    assert after.state is TrackingState.OK and film.error(after, 22) < 0.02
+
+
+def test_a_failed_search_is_followed_by_one_in_the_newest_cloud() -> None:
+    film, worker, tracker = lost_trunk()
+    worker.matcher.silent = True
+    worker.go.set()
+    finish_search(tracker)
+    worker.matcher.silent = False
+    failed = tracker.process(film.seen(24), 2.4)
+    assert failed.state is TrackingState.LOST and failed.warp is None and "match" in failed.reason
+    finish_search(tracker)
+    found = tracker.process(film.seen(25), 2.5)
+    assert found.state is TrackingState.RELOCALISED and film.error(found, 25) < 0.02
 
 
 def test_matches_of_which_few_agree_do_not_correct_a_warp_that_fits() -> None:
@@ -297,6 +328,22 @@ def test_matches_of_which_few_agree_do_not_correct_a_warp_that_fits() -> None:
     assert tracker._warp is before and len(tracker._matched) == matched
     tracker._apply_past_match(result)
     assert tracker._warp is not before and len(tracker._matched) == matched + 1
+
+
+def test_matches_that_do_not_fit_their_cloud_do_not_correct_a_refused_warp() -> None:
+    """The model grew by what they brought, and later clouds were accepted on it, 12 cm off."""
+    film, worker, tracker = trunk_tracker()
+    tracker.process(film.seen(3), 0.3)
+    assert tracker._pending is not None
+    tracker._pending, model = tracker._pending._replace(accepted=False), tracker.model
+    worker.go.set()
+    result = tracker._background._jobs.popleft().result.result(20)
+    assert result.update is not None and is_plausible(result.warp)
+    apart = result.warp.evidence._replace(covered=0.5, overlap=0.4)
+    tracker._apply_past_match(result._replace(warp=replace(result.warp, evidence=apart)))
+    assert tracker.model is model
+    tracker._apply_past_match(result)
+    assert tracker.model is not model
 
 
 def test_every_node_continues_its_own_motion_while_the_camera_moves() -> None:

@@ -31,6 +31,8 @@ STATUS_SECONDS = 60.0
 # is repeated until the node responds. The node rejects duplicates.
 AGAIN_SECONDS = 3.0
 LOOP_RATE = 10.0  # clouds a second
+# In a loop the last digits of a stamp (nanoseconds) are the number of the frame in its bag, to know the truth of it.
+FRAME_NUMBERS = 1000
 
 
 class Player(Node):
@@ -67,13 +69,13 @@ class Player(Node):
         """Play there and back again at LOOP_RATE, stamped with the present time, whether the node follows or not."""
         self._wait(lambda: self._publisher.get_subscription_count() > 0, DISCOVERY_SECONDS, "the node does not listen")
         with open_bag(bag_path) as bag:
-            frames = list(bag.frames(bag.cloud_topic()))
+            frames = list(enumerate(bag.frames(bag.cloud_topic())))
         deadline, number = time.monotonic() + seconds, 0
-        for frame in itertools.cycle([*frames, *frames[-2:0:-1]]):
+        for index, frame in itertools.cycle([*frames, *frames[-2:0:-1]]):
             if time.monotonic() > deadline:
                 return number
             due = time.monotonic() + 1.0 / LOOP_RATE
-            stamp_ns = int(self.get_clock().now().nanoseconds)
+            stamp_ns = int(self.get_clock().now().nanoseconds) // FRAME_NUMBERS * FRAME_NUMBERS + index
             self._publisher.publish(cloud_message(frame.points, stamp_ns, frame.frame_id))
             number += 1
             rclpy.spin_once(self, timeout_sec=0.0)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from lepard_ros.errors import InputError
 from lepard_ros.network.allocator import keep_freed_memory
-from lepard_ros.network.threads import wait_without_spinning
+from lepard_ros.network.threads import use_one_blas_thread, wait_without_spinning
 from lepard_ros.ros.stop_signal import StopSignal
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def run_node(ros_arguments: list[str]) -> NoReturn:
     """Create the node, start it unless `autostart` is false, spin it until a signal, exit with code 0."""
     stop = StopSignal()  # before slow imports: `ros2 launch` may be stopped while the node still starts
     sys.setswitchinterval(SWITCH_SECONDS)
+    use_one_blas_thread()  # before numpy is imported
     import rclpy
     from rclpy.signals import SignalHandlerOptions
 

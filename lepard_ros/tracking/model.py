@@ -17,7 +17,7 @@ from lepard_ros.cloud.normals import surface_normals
 from lepard_ros.geometry.arrays import BoolArray, FloatArray, IntArray
 from lepard_ros.geometry.voxel_grid import cell_means
 from lepard_ros.registration.deformable.fit import local_motions
-from lepard_ros.registration.deformable.graph import DeformationGraph, GraphSettings, build_graph
+from lepard_ros.registration.deformable.graph import DeformationGraph, GraphSettings, Skinning, build_graph
 from lepard_ros.registration.deformable.normal_equations import Motion
 from lepard_ros.registration.deformable.warp import Warp, edge_stretch
 from lepard_ros.registration.free_space import FreeSpaceSettings, conflicts
@@ -248,9 +248,9 @@ class WarpedModel(NamedTuple):
         return self.rest[index] + offset, distance < reach
 
 
-def warped_model(points: FloatArray, warp: Warp) -> WarpedModel:
-    """Apply a warp to the points (N, 3) of a model."""
-    warped, turns, covered = warp.apply_with_turns(points)
+def warped_model(points: FloatArray, warp: Warp, skin: Skinning | None = None) -> WarpedModel:
+    """Apply a warp to the points (N, 3) of a model. skin: of these points on the warp's nodes, if known."""
+    warped, turns, covered = warp.apply_with_turns(points, skin)
     return WarpedModel(warped[covered], points[covered], _unit_columns(turns[covered]))
 
 

@@ -10,6 +10,7 @@ from scipy.spatial.transform import Rotation
 from lepard_ros.geometry.arrays import BoolArray, FloatArray
 from lepard_ros.geometry.rigid_motion import invert, kabsch, move, rotation_angle
 from lepard_ros.registration.deformable.foreground import NO_BACKGROUND
+from lepard_ros.registration.deformable.graph import Skinning
 from lepard_ros.registration.deformable.match_filter import FilterSettings, chosen, weigh_matches
 from lepard_ros.registration.deformable.nonrigid import matched_normals
 from lepard_ros.registration.deformable.warp import Warp
@@ -65,9 +66,9 @@ class CloudMatches(NamedTuple):
     matches: Matches
 
 
-def observe(live: LiveCloud, model: CanonicalModel, warp: Warp) -> Observation:
-    """Store a live cloud with the model warped to it."""
-    return Observation(live, warped_model(model.points, warp), warp.moved_nodes, turn_of(warp))
+def observe(live: LiveCloud, model: CanonicalModel, warp: Warp, skin: Skinning | None = None) -> Observation:
+    """Store a live cloud with the model warped to it. skin: of the model's points on the warp's nodes, if known."""
+    return Observation(live, warped_model(model.points, warp, skin), warp.moved_nodes, turn_of(warp))
 
 
 def match_cloud(

@@ -146,6 +146,7 @@ class SurfaceFollower:
         self.graph, self._settings = graph, settings
         self._problem = _problem(graph, source, source, NO_MATCHES, settings)
         self._first = begin(self._problem, None, np.flatnonzero(graph.active))
+        self._skin = graph.skin(self._problem.contact.points)
 
     def solve(self, target: Surface, start: Warp) -> Warp:
         """Fit the warp to a target, starting from a warp on the same nodes, which should be placed on the target."""
@@ -196,8 +197,9 @@ class SurfaceFollower:
     def _facing_sensor(self, target: Surface, warp: Warp) -> Surface:
         """The warped contact points that face the target's sensor."""
         contact = self._problem.contact
-        moved, covered = warp.apply(contact.points)
-        normals = warp.rotate(contact.points, contact.normals)
+        moved, turns, covered = warp.apply_with_turns(contact.points, self._skin)
+        normals = np.einsum("nij,nj->ni", turns, contact.normals)
+        normals /= np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-12)
         facing = covered & (np.einsum("ni,ni->n", normals, target.viewpoint - moved) > 0)
         return Surface(moved[facing], normals[facing], target.spacing, target.viewpoint)
 

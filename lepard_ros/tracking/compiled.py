@@ -33,6 +33,7 @@ WIDE_REACH = 16.0
 FEW = 1.6
 COARSE = 4.0  # grid size of the wide pass, in spacings: few points keep the wide search cheap
 ITERATIONS = 15
+ALMOST_ALL = 0.9  # share of inliers with which a motion is taken without a look at other guesses
 OWN_POINTS = 1200  # points of a cloud that our own ICP uses
 
 
@@ -66,8 +67,11 @@ def shape_of(points: FloatArray, spacing: float) -> Shape:
     library = small_gicp()
     if library is None:
         return Shape(_own_surface(points, spacing))
-    # One thread: with several, the order of summation and so the result would change from run to run.
-    cloud, tree = library.preprocess_points(np.asarray(points, dtype=np.float64), spacing, GICP_NEIGHBOURS, 1)
+    # One thread: with several, the order of summation and so the result would change from run to run. The three steps
+    # of `preprocess_points`, which cuts cells where its blocks end and takes a fifth longer.
+    cloud = library.voxelgrid_sampling(np.asarray(points, dtype=np.float64), spacing)
+    tree = library.KdTree(cloud)
+    library.estimate_normals_covariances(cloud, tree, GICP_NEIGHBOURS, 1)
     grid, normals = cloud.points()[:, :3], cloud.normals()[:, :3]
     away = np.einsum("ni,ni->n", grid, normals) > 0
     normals = np.where(away[:, None], -normals, normals)
@@ -87,13 +91,19 @@ def live_shape_of(points: FloatArray, spacing: float) -> Shape:
 def align_shapes(source: Shape, target: Shape, guesses: Sequence[FloatArray], wide: bool = False) -> FloatArray:
     """Align the source to the target from each guess; return the motion (4, 4) with the most inliers.
 
+    If almost all points are inliers after one guess, the others are not tried.
     wide: start with a pass that has a larger correspondence distance.
     """
     library = small_gicp()
     if library is None or source.few is None or target.cloud is None:
         return _own_alignment(source.surface, target.surface, np.array(guesses))
-    results = [_gicp(library, source, target, guess, wide) for guess in guesses]
-    best = max(results, key=lambda result: int(result.num_inliers))
+    best = None
+    for guess in guesses:
+        result = _gicp(library, source, target, guess, wide)
+        if best is None or result.num_inliers > best.num_inliers:
+            best = result
+        if best.num_inliers >= ALMOST_ALL * source.few.size():
+            break
     return np.array(best.T_target_source)
 
 

@@ -18,8 +18,10 @@ REMEMBERED = 9  # newest processing times; their median is the usual one, whatev
 # While an item takes more than HOLD_UP seconds, one of those that arrive is kept every BRIDGE_STEP seconds; the kept
 # ones are processed before the newest: after a search of 0.5 s the sensor may have moved too far for tracking from the
 # cloud that was found to the newest one, and the next search would begin. Only if items usually take less than
-# BRIDGE_USUAL, so that the worker catches up; and only once: if a kept item takes MAX_KEPT, the others are dropped.
-HOLD_UP, BRIDGE_STEP, BRIDGE_USUAL, BRIDGE_ITEMS, MAX_KEPT = 0.12, 0.07, 0.065, 8, 0.25
+# BRIDGE_USUAL; and only once: if a kept item takes MAX_KEPT, the others are dropped. While the kept ones are processed,
+# more join them only if items take less than CATCH_UP, so that the worker does catch up.
+HOLD_UP, BRIDGE_STEP, BRIDGE_ITEMS, MAX_KEPT = 0.12, 0.07, 8, 0.25
+BRIDGE_USUAL, CATCH_UP = 0.1, 0.05
 
 
 class Worker(Generic[Item]):
@@ -63,7 +65,8 @@ class Worker(Generic[Item]):
     def _may_bridge(self, now: float) -> bool:
         """Whether to keep the waiting item instead of dropping it."""
         room = self._bridges and len(self._bridge) < BRIDGE_ITEMS
-        return room and now - self._kept > BRIDGE_STEP and median(self._times) < BRIDGE_USUAL
+        usual = CATCH_UP if self._bridging else BRIDGE_USUAL
+        return room and now - self._kept > BRIDGE_STEP and median(self._times) < usual
 
     def stop(self, timeout: float) -> bool:
         """Finish the current item and stop the thread; False if it still runs after `timeout` seconds."""

@@ -32,7 +32,7 @@ from lepard_ros.tracking.views import View, live_points, make_view
 if TYPE_CHECKING:
     from lepard_ros.matcher import Matcher
 
-# Minimum delay of background results in seconds by the stamps, per cloud of `background_clouds` (1.4 s of 15 clouds), and
+# Minimum delay of background results in seconds by the stamps, per cloud of `background_clouds` (15 give 1.4 s), and
 # its share between two results of a burst of keyframes. Beside a fast sensor, whose tracking holds the interpreter lock
 # most of the time, a job of 0.1 CPU-s takes 0.2 to 1.1 s.
 BACKGROUND_PERIOD, BURST_SHARE = 0.093, 0.25

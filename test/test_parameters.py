@@ -360,6 +360,45 @@ def test_a_worker_that_keeps_up_takes_every_item(monkeypatch: pytest.MonkeyPatch
     assert done == [0, 1, 2] and worker.dropped == 0
 
 
+@pytest.mark.parametrize(
+    ("bridges", "second", "expected"),
+    [(False, 0.02, [0, 1, 16, 17]), (True, 0.02, [0, 1, 3, 6, 9, 12, 15, 16, 17]), (True, 0.5, [0, 1, 3, 17])],
+)
+def test_items_that_arrive_during_a_hold_up_bridge_it(
+    monkeypatch: pytest.MonkeyPatch, bridges: bool, second: float, expected: list[int]
+) -> None:
+    """On a clock of our own: item 1 takes half a second; if item 3, kept meanwhile, does too, the rest is dropped."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(worker_module, "time", clock)
+    begun, go_on, done = threading.Event(), threading.Event(), []
+
+    def process(item: int) -> None:
+        if item == 1:
+            begun.set()
+            go_on.wait(5)
+        clock.now += {1: 0.0, 3: second}.get(item, 0.02)
+        done.append(item)
+
+    worker: Worker[int] = Worker(process, lambda item, error: None, bridges=bridges)
+    worker.offer(0)
+    wait_for(lambda: worker.processed == 1)
+    worker.offer(1)
+    assert begun.wait(5)
+    for item in range(2, 17):
+        clock.now += 0.033
+        worker.offer(item)
+    if second > 0.1:
+        worker.offer(17)
+    go_on.set()
+    wait_for(lambda: len(done) == len(expected) - (second < 0.1))
+    if second < 0.1:
+        worker.offer(17)
+    wait_for(lambda: len(done) == len(expected))
+    assert worker.stop(5)
+    assert done == expected
+    assert worker.received == worker.processed + worker.dropped
+
+
 def test_an_error_goes_to_its_handler_and_the_next_item_is_processed() -> None:
     failed: list[str] = []
     reached = threading.Event()

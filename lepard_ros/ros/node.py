@@ -154,7 +154,7 @@ class LepardNode(LifecycleNode):
         self.health = Health(active_since=time.monotonic(), state="INITIALISING")
         self._guard = InputGuard(self.settings.change_after)
         self._session = next(self._sessions)
-        self._worker = Worker(self._process, self._on_worker_error)
+        self._worker = Worker(self._process, self._on_worker_error, bridges=self.settings.mode == "rigid")
         self._inputs = self._subscribe()
         return super().on_activate(state)
 

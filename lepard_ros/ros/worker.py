@@ -1,10 +1,12 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
-"""A thread that processes the newest item and drops older ones."""
+"""A thread that processes the newest item and drops older ones, except a few that bridge a hold-up."""
 
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from statistics import median
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -12,24 +14,37 @@ Item = TypeVar("Item")
 # next one is due within SOON seconds: this reduces the latency at little cost. The item is kept until the next one has
 # arrived. A worker that keeps up processes every item, so it can catch up after a slow one.
 STALE, SOON, LATENESS = 0.03, 0.075, 0.01
-MEMORY = 0.8  # weight of the past in the running mean of the processing time
+REMEMBERED = 9  # newest processing times; their median is the usual one, whatever a single search takes
+# While an item takes more than HOLD_UP seconds, one of those that arrive is kept every BRIDGE_STEP seconds; the kept
+# ones are processed before the newest: after a search of 0.5 s the sensor may have moved too far for tracking from the
+# cloud that was found to the newest one, and the next search would begin. Only if items usually take less than
+# BRIDGE_USUAL; and only once: if a kept item takes MAX_KEPT, the others are dropped. While the kept ones are processed,
+# more join them only if items take less than CATCH_UP, so that the worker does catch up.
+HOLD_UP, BRIDGE_STEP, BRIDGE_ITEMS, MAX_KEPT = 0.12, 0.07, 8, 0.25
+BRIDGE_USUAL, CATCH_UP = 0.1, 0.05
 
 
 class Worker(Generic[Item]):
     """A thread with a one-place mailbox: a newer item replaces a waiting one, so no backlog builds up.
 
+    With `bridges`, a few of the items that arrive while one takes long are processed too, oldest first.
     If `process` raises, `on_error` gets the item and the exception; the thread continues with the next item.
     """
 
-    def __init__(self, process: Callable[[Item], None], on_error: Callable[[Item, Exception], None]) -> None:
+    def __init__(
+        self, process: Callable[[Item], None], on_error: Callable[[Item, Exception], None], bridges: bool = False
+    ) -> None:
         """process and on_error are called in the worker's thread."""
-        self._process, self._on_error = process, on_error
+        self._process, self._on_error, self._bridges = process, on_error, bridges
+        self._bridge: deque[Item] = deque()  # kept during a hold-up, oldest first
+        self._bridging = False  # the last item came from the bridge
+        self._kept = 0.0  # when the mailbox was last emptied, or an item last joined the bridge
         self._waiting: Item | None = None
         self._stopping = False
         self._changed = threading.Condition()
         self.received = self.processed = self.dropped = 0
         self._arrived, self._period = time.monotonic(), math.inf  # of the newest item; between it and the one before
-        self._usual = 0.0  # mean processing time in seconds
+        self._times: deque[float] = deque([0.0], maxlen=REMEMBERED)  # processing times in seconds, newest last
         self._thread = threading.Thread(target=self._run, name="lepard_worker", daemon=True)
         self._thread.start()
 
@@ -39,15 +54,26 @@ class Worker(Generic[Item]):
             now = time.monotonic()
             self._arrived, self._period = now, now - self._arrived
             self.received += 1
-            self.dropped += self._waiting is not None
+            if self._waiting is not None and self._may_bridge(now):
+                self._bridge.append(self._waiting)
+                self._kept = now
+            else:
+                self.dropped += self._waiting is not None
             self._waiting = item
             self._changed.notify()
+
+    def _may_bridge(self, now: float) -> bool:
+        """Whether to keep the waiting item instead of dropping it."""
+        room = self._bridges and len(self._bridge) < BRIDGE_ITEMS
+        usual = CATCH_UP if self._bridging else BRIDGE_USUAL
+        return room and now - self._kept > BRIDGE_STEP and median(self._times) < usual
 
     def stop(self, timeout: float) -> bool:
         """Finish the current item and stop the thread; False if it still runs after `timeout` seconds."""
         with self._changed:
             self._stopping = True
             self._waiting = None
+            self._bridge.clear()
             self._changed.notify()
         self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -59,17 +85,25 @@ class Worker(Generic[Item]):
                 self._process(item)
             except Exception as error:  # the thread must survive any error in a frame
                 self._on_error(item, error)
-            seconds = time.monotonic() - started
-            self._usual = MEMORY * self._usual + (1 - MEMORY) * seconds if self.processed else seconds
-            self.processed += 1
+            with self._changed:
+                if not self.processed:
+                    self._times.clear()
+                self._times.append(time.monotonic() - started)
+                self.processed += 1
 
     def _take(self) -> Item | None:
-        """Wait for the newest item; None when the worker must stop."""
+        """The oldest item of the bridge, or wait for the newest item; None when the worker must stop."""
         with self._changed:
+            took = self._times[-1]
+            self._bridging = bool(self._bridge) and (took < MAX_KEPT if self._bridging else took > HOLD_UP)
+            if self._bridging:
+                return self._bridge.popleft()
             self._changed.wait_for(lambda: self._stopping or self._waiting is not None)
             item, due = self._waiting, self._arrived + self._period - time.monotonic()
-            behind = self._usual > self._period
+            behind = median(self._times) > self._period
             if behind and time.monotonic() - self._arrived > STALE and 0 < due < SOON:
                 self._changed.wait_for(lambda: self._stopping or self._waiting is not item, due + LATENESS)
-            item, self._waiting = self._waiting, None
+            self.dropped += len(self._bridge)
+            self._bridge.clear()  # what came before the newest item
+            item, self._waiting, self._kept = self._waiting, None, time.monotonic()
             return None if self._stopping else item

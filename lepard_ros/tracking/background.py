@@ -2,10 +2,13 @@
 """The background worker: runs slow jobs while tracking continues; delivers results after a fixed number of clouds.
 
 Counting clouds instead of seconds makes a replay deterministic: a result is delivered exactly `delay` clouds after the
-job was submitted, on any machine. Tracking waits for a job that takes longer. With `patient=False` (a live sensor that
-cannot wait) it does not: the result is delivered with the first cloud after the job is done.
+job was submitted, on any machine. With a fast sensor it comes later: at least `seconds` by the clouds' stamps, and
+`spacing` seconds after the result before it, for keyframes of a fast motion come in bursts. Tracking waits for a job
+that takes longer. With `patient=False` (a live sensor that cannot wait) it does not: the result is delivered with the
+first cloud after the job is done.
 """
 
+import itertools
 import os
 import queue
 import sys
@@ -21,22 +24,43 @@ IDLE_SECONDS = 5.0  # an idle thread ends after this time; the next job starts a
 
 
 class _Job(NamedTuple):
-    """A submitted job. due: index of the cloud at which its result is delivered."""
+    """A submitted job. Its result is delivered from the cloud with index `due` on.
+
+    submitted, earliest: stamps of the clouds with which it was submitted, and before which it is not delivered.
+    """
 
     due: int
+    submitted: float
+    earliest: float
     result: "Future[Any]"
     deliver: Callable[[Any], None]
+
+
+class _Waiting(NamedTuple):
+    """A job that the worker has not started; sorted by the first two fields. number: unique, in order of submission."""
+
+    after_others: bool
+    number: int
+    work: Callable[[], Any]
+    result: "Future[Any]"
 
 
 class Background:
     """Runs jobs in order, in its own thread or (threaded=False) immediately in the caller's."""
 
-    def __init__(self, threaded: bool, delay: int, patient: bool = True) -> None:
-        """delay: number of clouds between submitting a job and delivering its result. patient: wait for it then."""
+    def __init__(
+        self, threaded: bool, delay: int, patient: bool = True, seconds: float = 0.0, spacing: float = 0.0
+    ) -> None:
+        """delay: number of clouds between submitting a job and delivering its result. patient: wait for it then.
+
+        seconds: minimum delay by the clouds' stamps. spacing: minimum seconds between the results of two jobs.
+        """
         self._threaded, self._delay, self._patient = threaded, delay, patient
-        self._clouds = 0
+        self._seconds, self._spacing = seconds, spacing
+        self._clouds, self._stamp = 0, 0.0
         self._jobs: deque[_Job] = deque()
-        self._waiting: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._waiting: queue.PriorityQueue[_Waiting] = queue.PriorityQueue()
+        self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -46,19 +70,26 @@ class Background:
 
     def submit(self, work: Callable[[], Result], deliver: Callable[[Result], None]) -> None:
         """Queue a job; `deliver` receives its result later, in the thread that calls `next_cloud`."""
-        self._jobs.append(_Job(self._clouds + self._delay, self._start(work), deliver))
+        earliest = self._stamp + self._seconds
+        if self._jobs and self._jobs[-1].submitted <= self._stamp:
+            earliest = max(earliest, self._jobs[-1].earliest + self._spacing)
+        self._jobs.append(_Job(self._clouds + self._delay, self._stamp, earliest, self._start(work), deliver))
 
-    def run(self, work: Callable[[], Result]) -> Result:
-        """Run a job in the worker, after the queued ones, and wait for the result."""
-        return self._start(work).result()
+    def run(self, work: Callable[[], Result], first: bool = False) -> Result:
+        """Run a job in the worker, after the queued ones or before them (`first`), and wait for the result."""
+        return self._start(work, first).result()
 
-    def next_cloud(self) -> None:
-        """Count a cloud and deliver the results that are due; wait for unfinished ones if patient."""
-        self._clouds += 1
-        while self._jobs and self._jobs[0].due <= self._clouds:
+    def next_cloud(self, stamp: float = 0.0) -> None:
+        """Count a cloud and deliver the results that are due; wait for unfinished ones if patient. stamp: seconds."""
+        self._clouds, self._stamp = self._clouds + 1, stamp
+        while self._jobs and self._is_due(self._jobs[0]):
             if not (self._patient or self._jobs[0].result.done()):
                 break
             self._deliver_first()
+
+    def _is_due(self, job: _Job) -> bool:
+        too_early = job.submitted <= self._stamp < job.earliest  # an earlier stamp: the clock was set back
+        return job.due <= self._clouds and not too_early
 
     def finish(self) -> None:
         """Wait for all jobs and deliver their results."""
@@ -75,13 +106,13 @@ class Background:
         job = self._jobs.popleft()
         job.deliver(job.result.result())
 
-    def _start(self, work: Callable[[], Result]) -> "Future[Result]":
+    def _start(self, work: Callable[[], Result], first: bool = False) -> "Future[Result]":
         result: Future[Result] = Future()
         if not self._threaded or threading.current_thread() is self._thread:
             _run_job(work, result)
             return result
         with self._lock:
-            self._waiting.put((work, result))
+            self._waiting.put(_Waiting(not first, next(self._numbers), work, result))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="lepard_background", daemon=True)
                 self._thread.start()
@@ -91,7 +122,7 @@ class Background:
         _lower_priority()
         while True:
             try:
-                work, result = self._waiting.get(timeout=IDLE_SECONDS)
+                _, _, work, result = self._waiting.get(timeout=IDLE_SECONDS)
             except queue.Empty:
                 with self._lock:
                     if self._waiting.empty():

@@ -33,6 +33,7 @@ WIDE_REACH = 16.0
 FEW = 1.6
 COARSE = 4.0  # grid size of the wide pass, in spacings: few points keep the wide search cheap
 ITERATIONS = 15
+ALMOST_ALL = 0.9  # share of inliers with which a motion is taken without a look at other guesses
 OWN_POINTS = 1200  # points of a cloud that our own ICP uses
 
 
@@ -87,13 +88,19 @@ def live_shape_of(points: FloatArray, spacing: float) -> Shape:
 def align_shapes(source: Shape, target: Shape, guesses: Sequence[FloatArray], wide: bool = False) -> FloatArray:
     """Align the source to the target from each guess; return the motion (4, 4) with the most inliers.
 
+    If almost all points are inliers after one guess, the others are not tried.
     wide: start with a pass that has a larger correspondence distance.
     """
     library = small_gicp()
     if library is None or source.few is None or target.cloud is None:
         return _own_alignment(source.surface, target.surface, np.array(guesses))
-    results = [_gicp(library, source, target, guess, wide) for guess in guesses]
-    best = max(results, key=lambda result: int(result.num_inliers))
+    best = None
+    for guess in guesses:
+        result = _gicp(library, source, target, guess, wide)
+        if best is None or result.num_inliers > best.num_inliers:
+            best = result
+        if best.num_inliers >= ALMOST_ALL * source.few.size():
+            break
     return np.array(best.T_target_source)
 
 

@@ -49,7 +49,10 @@ class SensorPath:
 
     def latest(self, keyframes: KeyframeBuffer, count: int) -> list[tuple[float, FloatArray]]:
         """The newest stamps and poses, newest first."""
-        return [(s.stamp, orthonormal(keyframes[s.keyframe_id].pose @ s.step)) for s in self._steps[: -count - 1 : -1]]
+        steps = self._steps[: -count - 1 : -1]
+        starts = np.array([keyframes[s.keyframe_id].pose for s in steps]).reshape(-1, 4, 4)
+        poses = orthonormal(starts @ np.array([s.step for s in steps]).reshape(-1, 4, 4))
+        return list(zip((s.stamp for s in steps), poses, strict=True))
 
     def poses(
         self, keyframes: KeyframeBuffer, max_poses: int | None = None

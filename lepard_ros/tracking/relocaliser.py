@@ -185,7 +185,8 @@ class Relocaliser:
             poses = np.array([frame.pose for frame in frames])
             order = np.argsort(view_distances(poses, start), kind="stable")
             frames = [frames[index] for index in order]
-        view.encode(self._matcher)
+        for shown in (view, *(frame.view for frame in frames)):
+            shown.encode(self._matcher)  # a keyframe whose background job still waits has no descriptor yet
         alike = most_similar(view.descriptor, [frame.view.descriptor for frame in frames], len(frames))
         first = NEAREST_FIRST if start is not None else 0
         if alike:

@@ -32,6 +32,10 @@ from lepard_ros.tracking.views import View, live_points, make_view
 if TYPE_CHECKING:
     from lepard_ros.matcher import Matcher
 
+# Minimum delay of background results in seconds by the stamps, per cloud of `background_clouds` (15 give 1.4 s), and
+# its share between two results of a burst of keyframes. Beside a fast sensor, whose tracking holds the interpreter lock
+# most of the time, a job of 0.1 CPU-s takes 0.2 to 1.1 s.
+BACKGROUND_PERIOD, BURST_SHARE = 0.093, 0.25
 KEYFRAME_MIN_OVERLAP = 0.12  # minimum overlap with the map for a new keyframe
 TOO_FEW_POINTS = Registration(None, Status.TOO_FEW_POINTS, NO_MATCHES, np.zeros(0, dtype=bool))
 
@@ -44,7 +48,9 @@ class RigidTracker:
         self.matcher = matcher
         self.settings = settings or TrackerSettings()
         self.origin: FloatArray = np.eye(4)  # T_map_sensor of the cloud that starts a map
-        self._background = Background(self.settings.threaded, self.settings.background_clouds)
+        delay = self.settings.background_clouds
+        seconds = BACKGROUND_PERIOD * delay
+        self._background = Background(self.settings.threaded, delay, seconds=seconds, spacing=BURST_SHARE * seconds)
         self.reset()
 
     def process(self, points: FloatArray, stamp: float, odometry: FloatArray | None = None) -> Track:
@@ -54,7 +60,7 @@ class RigidTracker:
         odometry: (4, 4), the sensor in a frame that drifts but does not jump; used for the prediction.
         """
         clock = StageClock()
-        self._background.next_cloud()
+        self._background.next_cloud(stamp)
         self._follower.add_stamp(stamp)
         view, problem = self._preprocess(points)
         clock.stop("see")
@@ -221,15 +227,14 @@ class RigidTracker:
         self, view: View, stamp: float, guesses: list[FloatArray]
     ) -> tuple[PoseCandidate | None, Event, list[PoseCandidate]]:
         """Relocalise with the network: around the predicted pose, then in the whole map. Tracking waits for it."""
-        self._background.finish()  # so that every keyframe can be matched
-        candidates = self._background.run(lambda: self._relocaliser.look_around(view, stamp, guesses))
+        candidates = self._background.run(lambda: self._relocaliser.look_around(view, stamp, guesses), first=True)
         near = [s for s in candidates if self._follower.credible(s, stamp)]
         group = largest_group(near + self._follower.uncertain)
         if group and not self._pose_disputed:
             return group[0], Event.FOLLOWED, candidates
         self._pose_disputed = False
-        candidates = self._background.run(lambda: self._relocaliser.search(view, stamp, candidates))
-        found = self._background.run(lambda: self._relocaliser.confirm(view, candidates, stamp))
+        candidates = self._background.run(lambda: self._relocaliser.search(view, stamp, candidates), first=True)
+        found = self._background.run(lambda: self._relocaliser.confirm(view, candidates, stamp), first=True)
         if found is None and group:
             return group[0], Event.FOLLOWED, candidates  # disputed, but no other pose was found
         self._state = next_state(self._state, Event.MISSED)  # even if found at once, so that a jump is reported

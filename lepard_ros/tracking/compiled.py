@@ -94,13 +94,12 @@ def align_shapes(source: Shape, target: Shape, guesses: Sequence[FloatArray], wi
     library = small_gicp()
     if library is None or source.few is None or target.cloud is None:
         return _own_alignment(source.surface, target.surface, np.array(guesses))
-    best = None
+    results: list[Any] = []
     for guess in guesses:
-        result = _gicp(library, source, target, guess, wide)
-        if best is None or result.num_inliers > best.num_inliers:
-            best = result
-        if best.num_inliers >= ALMOST_ALL * source.few.size():
+        results.append(_gicp(library, source, target, guess, wide))
+        if results[-1].num_inliers >= ALMOST_ALL * source.few.size():
             break
+    best = max(results, key=lambda result: int(result.num_inliers))
     return np.array(best.T_target_source)
 
 

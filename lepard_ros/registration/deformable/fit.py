@@ -48,7 +48,7 @@ class NonrigidSettings:
     iterations: int = 20
     tolerance: float = 0.01
     max_cut_rounds: int = 3
-    min_quality: float = 0.5
+    min_quality: float = 1.0
     max_seconds: float = 120.0
     device: str = "cpu"
 

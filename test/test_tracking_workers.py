@@ -75,18 +75,6 @@ def test_a_result_comes_in_after_so_many_clouds_however_long_the_work_takes(thre
     assert order == [0.1, 0.0] and len(background) == 0
 
 
-def test_results_of_a_burst_come_in_one_after_the_other() -> None:
-    """Each keyframe of a fast motion gets its own time in the background, also if the job itself is quick."""
-    background, order = Background(threaded=False, delay=3, spacing=0.19), []
-    for number in range(3):
-        background.submit(lambda number=number: number, order.append)
-    arrived = []
-    for number in range(1, 9):
-        background.next_cloud(0.1 * number)
-        arrived.append(len(order))
-    assert arrived == [0, 0, 2, 3, 3, 3, 3, 3]
-
-
 @pytest.mark.parametrize(("rate", "clouds"), [(5, 3), (10, 3), (30, 6)])
 def test_a_fast_sensor_waits_for_as_long_as_its_stamps_say(rate: float, clouds: int) -> None:
     """Three clouds of a sensor with 30 Hz are too short for a network; the count is the same on any machine."""

@@ -90,9 +90,6 @@ def _live(stop: StopSignal) -> None:
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     _start(node)
-    # What was loaded stays: a collection that visits all objects of torch and ROS would hold up tracking.
-    gc.collect()
-    gc.freeze()
     stop.spinning = True
     _spin(executor, node, stop.asked)
     node.trigger_shutdown()

@@ -2,10 +2,9 @@
 """The background worker: runs slow jobs while tracking continues; delivers results after a fixed number of clouds.
 
 Counting clouds instead of seconds makes a replay deterministic: a result is delivered exactly `delay` clouds after the
-job was submitted, on any machine. With a fast sensor it comes later: at least `seconds` by the clouds' stamps, and
-`spacing` seconds after the result before it, for keyframes of a fast motion come in bursts. Tracking waits for a job
-that takes longer. With `patient=False` (a live sensor that cannot wait) it does not: the result is delivered with the
-first cloud after the job is done.
+job was submitted, on any machine. With a fast sensor it comes later: at least `seconds` by the clouds' stamps. Tracking
+waits for a job that takes longer. With `patient=False` (a live sensor that cannot wait) it does not: the result is
+delivered with the first cloud after the job is done.
 """
 
 import itertools
@@ -48,15 +47,12 @@ class _Waiting(NamedTuple):
 class Background:
     """Runs jobs in order, in its own thread or (threaded=False) immediately in the caller's."""
 
-    def __init__(
-        self, threaded: bool, delay: int, patient: bool = True, seconds: float = 0.0, spacing: float = 0.0
-    ) -> None:
+    def __init__(self, threaded: bool, delay: int, patient: bool = True, seconds: float = 0.0) -> None:
         """delay: number of clouds between submitting a job and delivering its result. patient: wait for it then.
 
-        seconds: minimum delay by the clouds' stamps. spacing: minimum seconds between the results of two jobs.
+        seconds: minimum delay by the clouds' stamps.
         """
-        self._threaded, self._delay, self._patient = threaded, delay, patient
-        self._seconds, self._spacing = seconds, spacing
+        self._threaded, self._delay, self._patient, self._seconds = threaded, delay, patient, seconds
         self._clouds, self._stamp = 0, 0.0
         self._jobs: deque[_Job] = deque()
         self._waiting: queue.PriorityQueue[_Waiting] = queue.PriorityQueue()
@@ -71,8 +67,6 @@ class Background:
     def submit(self, work: Callable[[], Result], deliver: Callable[[Result], None]) -> None:
         """Queue a job; `deliver` receives its result later, in the thread that calls `next_cloud`."""
         earliest = self._stamp + self._seconds
-        if self._jobs and self._jobs[-1].submitted <= self._stamp:
-            earliest = max(earliest, self._jobs[-1].earliest + self._spacing)
         self._jobs.append(_Job(self._clouds + self._delay, self._stamp, earliest, self._start(work), deliver))
 
     def run(self, work: Callable[[], Result], first: bool = False) -> Result:

@@ -32,10 +32,9 @@ from lepard_ros.tracking.views import View, live_points, make_view
 if TYPE_CHECKING:
     from lepard_ros.matcher import Matcher
 
-# Minimum delay of background results in seconds by the stamps, per cloud of `background_clouds` (15 give 1.4 s), and
-# its share between two results of a burst of keyframes. Beside a fast sensor, whose tracking holds the interpreter lock
-# most of the time, a job of 0.1 CPU-s takes 0.2 to 1.1 s.
-BACKGROUND_PERIOD, BURST_SHARE = 0.093, 0.25
+# Minimum delay of background results in seconds by the stamps, per cloud of `background_clouds` (15 give 1.4 s). Beside
+# a fast sensor, whose tracking holds the interpreter lock most of the time, a job of 0.1 CPU-s takes 0.2 to 1.1 s.
+BACKGROUND_PERIOD = 0.093
 KEYFRAME_MIN_OVERLAP = 0.12  # minimum overlap with the map for a new keyframe
 TOO_FEW_POINTS = Registration(None, Status.TOO_FEW_POINTS, NO_MATCHES, np.zeros(0, dtype=bool))
 
@@ -49,8 +48,7 @@ class RigidTracker:
         self.settings = settings or TrackerSettings()
         self.origin: FloatArray = np.eye(4)  # T_map_sensor of the cloud that starts a map
         delay = self.settings.background_clouds
-        seconds = BACKGROUND_PERIOD * delay
-        self._background = Background(self.settings.threaded, delay, seconds=seconds, spacing=BURST_SHARE * seconds)
+        self._background = Background(self.settings.threaded, delay, seconds=BACKGROUND_PERIOD * delay)
         self.reset()
 
     def process(self, points: FloatArray, stamp: float, odometry: FloatArray | None = None) -> Track:

@@ -131,10 +131,10 @@ def _around(points: FloatArray, nodes: FloatArray) -> tuple[FloatArray, np.ndarr
 # CENTRE), a ridge regression by bench/warp_acceptance.py with the shipped deformable weights and matches both ways, on
 # the 73 pairs of TOSCA and 220 held-out synthesised pairs. The features were chosen by the cross-validated loss over
 # the creatures of all sets, so its figures (docs/benchmarks.md) are a little optimistic. Fit again for other weights.
-FEATURES = ("turning", "conflict", "supported", "torn")
-CENTRE = np.array([0.2522, 0.0122, 0.6379, 0.0389])
-COEFFICIENTS = np.array([-5.464, -33.800, 8.196, -17.932])
-BIAS = 2.10
+FEATURES = ("inliers", "turning", "conflict", "supported", "torn")
+CENTRE = np.array([0.7108, 0.2522, 0.0122, 0.6379, 0.0389])
+COEFFICIENTS = np.array([3.222, -5.248, -32.664, 5.902, -17.101])
+BIAS = 2.17
 
 
 def features(evidence: WarpEvidence) -> FloatArray:
@@ -153,6 +153,7 @@ def quality(evidence: WarpEvidence) -> float:
 
 
 REASONS = {
+    "inliers": Status.TOO_FEW_INLIERS,
     "turning": Status.SCRAMBLED,
     "conflict": Status.FREE_SPACE,
     "supported": Status.TOO_FEW_INLIERS,

@@ -149,7 +149,7 @@ class VirtualBackground(Background):
 
     def __init__(self, time: VirtualTime, worker: "TimedWorker") -> None:
         """As the node has it: matches are used as soon as they are there."""
-        super().__init__(threaded=True, delay=1, patient=False)
+        super().__init__(threaded=True, delay=1, hurried=lambda: True)
         self._time, self._worker = time, worker
 
     def _start(self, work: Any) -> VirtualResult:

@@ -89,7 +89,7 @@ def mode() -> FragileMode:
 
 @pytest.fixture
 def node(mode: FragileMode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LepardNode]:
-    monkeypatch.setattr(node_module, "make_mode", lambda settings, plan, logger: mode)
+    monkeypatch.setattr(node_module, "make_mode", lambda settings, plan, logger, hurried: mode)
     context = Context()
     rclpy.init(context=context)
     made = LepardNode(context=context, parameter_overrides=[Parameter("map_directory", value=str(tmp_path))])

@@ -361,6 +361,41 @@ def test_a_worker_that_keeps_up_takes_every_item(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
+    ("before", "kept"),
+    [([0.5] * 12, [2, 5, 8, 11]), ([0.2, 0.15, *[0.5] * 12], [6]), ([0.1] * 3 + [0.5] * 12, [4, 9])],
+)
+def test_a_search_after_many_others_is_bridged(
+    monkeypatch: pytest.MonkeyPatch, before: list[float], kept: list[int]
+) -> None:
+    """On a clock of our own: items that took `before` seconds, then a search during which ten items arrive."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(worker_module, "time", clock)
+    begun, go_on, done = threading.Event(), threading.Event(), []
+    took = dict(enumerate([*before, 0.2], start=-len(before)))
+
+    def process(item: int) -> None:
+        if item == 0:
+            begun.set()
+            go_on.wait(5)
+        clock.now += took.get(item, 0.0)
+        done.append(item)
+
+    worker: Worker[int] = Worker(process, lambda item, error: None, bridges=True)
+    for number, item in enumerate(range(-len(before), 0)):
+        worker.offer(item)
+        wait_for(lambda reached=number + 1: worker.processed == reached)
+    worker.offer(0)
+    assert begun.wait(5)
+    for item in range(1, 13):
+        clock.now += 0.033
+        worker.offer(item)
+    go_on.set()
+    wait_for(lambda: len(done) == len(before) + 1 + len(kept) + 1)
+    assert worker.stop(5)
+    assert done[len(before) + 1 :] == [*kept, 12]
+
+
+@pytest.mark.parametrize(
     ("bridges", "second", "expected"),
     [(False, 0.02, [0, 1, 16, 17]), (True, 0.02, [0, 1, 3, 6, 9, 12, 15, 16, 17]), (True, 0.5, [0, 1, 3, 17])],
 )

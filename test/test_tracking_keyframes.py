@@ -183,8 +183,9 @@ def follower_after(places: list[float], seconds: float = 0.1) -> Follower:
 
 def test_an_error_of_one_pose_hardly_changes_the_predicted_velocity() -> None:
     follower = follower_after([0.0, 0.05, 0.1, 0.15, 0.23])  # 0.5 m/s, the last pose is 3 cm ahead
-    (ahead, last) = follower.predict(10.5)
+    (ahead, newest, last) = follower.predict(10.5)
     assert last[0, 3] == 0.23 and 0.05 < ahead[0, 3] - last[0, 3] < 0.062
+    assert np.isclose(newest[0, 3], 0.31), "a second guess, in case it was no error but a sharp turn"
 
 
 def test_the_velocity_of_a_slow_sensor_is_that_of_its_last_two_poses() -> None:
@@ -195,6 +196,16 @@ def test_a_jump_is_no_velocity() -> None:
     """The sensor was found again somewhere else: what was before that says nothing about its motion."""
     follower = follower_after([0.0, 5.0, 5.05])
     assert np.isclose(follower.predict(10.3)[0][0, 3], 5.1)
+
+
+def test_an_aligned_pose_is_verified_with_the_keyframes_around_it() -> None:
+    """The prediction was 60 degrees off: the keyframe that was chosen there shows nothing of the cloud."""
+    follower = follower_after([])
+    for number, turn in enumerate((0.0, 60.0), 1):
+        follower._map.keyframes.add(Keyframe(number, 0.0, look(0, 0, turn, 0), seen_from(look(0, 0, turn, 0))))
+    view, first = seen_from(look(0, 0, 55, 0)), follower._map.keyframes[1]
+    judges = list(follower._judging_keyframes(view, look(0, 0, 55, 0), first))
+    assert [frame.id for frame in judges[:2]] == [1, 2]
 
 
 def test_doubtful_motions_do_not_support_each_other_for_long() -> None:

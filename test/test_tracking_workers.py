@@ -107,7 +107,7 @@ def test_a_search_does_not_wait_for_keyframes() -> None:
 
 
 def test_who_cannot_wait_gets_a_late_result_with_the_first_cloud_after_it() -> None:
-    background, order, go = Background(threaded=True, delay=1, patient=False), [], threading.Event()
+    background, order, go = Background(threaded=True, delay=1, hurried=lambda: True), [], threading.Event()
     background.submit(lambda: go.wait(10), order.append)
     for _ in range(3):
         background.next_cloud()  # would wait for ten seconds
@@ -116,6 +116,19 @@ def test_who_cannot_wait_gets_a_late_result_with_the_first_cloud_after_it() -> N
     background.run(lambda: None)  # the worker does one job after the other
     background.next_cloud()
     assert order == [True] and len(background) == 0
+
+
+def test_a_cloud_waits_for_a_result_until_the_next_one_arrives() -> None:
+    arrived, order, go = threading.Event(), [], threading.Event()
+    background = Background(threaded=True, delay=1, hurried=arrived.is_set)
+    background.submit(lambda: time.sleep(0.1) or "soon", order.append)
+    background.submit(lambda: go.wait(10), order.append)
+    threading.Timer(0.4, arrived.set).start()
+    background.next_cloud()
+    assert order == ["soon"] and len(background) == 1 and arrived.is_set()
+    go.set()
+    background.finish()
+    assert order == ["soon", True]
 
 
 def test_work_that_fails_is_told_to_the_one_who_takes_it_in() -> None:

@@ -195,6 +195,19 @@ def test_command_trains_resumes_and_writes_weights(rooms: Path, tmp_path: Path, 
     assert len((tmp_path / "log.csv").read_text().splitlines()) >= 4
 
 
+def test_frozen_weights_do_not_change(rooms: Path) -> None:
+    torch.manual_seed(0)
+    network = Lepard(TINY)
+    command.freeze(network, ["pair_bias", "backbone.first"])
+    before = {name: weight.detach().clone() for name, weight in network.named_parameters()}
+    trainer = Trainer(network, TrainingSettings(warmup=1))
+    trainer.step(RoomStream([rooms], network, lanes=1, clouds=2).batch(0))
+    same = {name for name, weight in network.named_parameters() if torch.equal(weight, before[name])}
+    assert same == {name for name in before if name.startswith(("pair_bias", "backbone.first"))}
+    with pytest.raises(InputError, match="backbone, fine_matching"):
+        command.freeze(network, ["backbones"])
+
+
 def test_missing_data_is_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="synthesise"):
         training_files([tmp_path])

@@ -44,6 +44,18 @@ OURS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
+    _add_network_and_rate(parser)
+    _add_objective(parser)
+    add = parser.add_argument
+    add("--seed", type=int, default=0)
+    add("--device", default="cpu", help="cpu or cuda (default %(default)s)")
+    add("--report", type=int, default=50, help="steps between lines of the log")
+    add("--validate", type=int, help="steps between validations (default 1000; a paper preset: an epoch)")
+    add("--validation-pairs", type=int, help="pairs per validation, 0 for all (default 120; with a paper preset all)")
+    add("--save", type=int, default=200, help="steps between checkpoints")
+
+
+def _add_network_and_rate(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--data",
@@ -80,6 +92,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--final-rate", type=float, default=0.02, help="share of the rate at the end of a decay (default %(default)s)")
     add("--epoch-rate", type=float, help="factor on the rate after every epoch of `--schedule epochs` (default 0.95)")
     add("--clip", type=float, help="maximum norm of the gradient, 0 for no limit (default 1; with a paper preset 0)")
+
+
+def _add_objective(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("--pairs", type=int, help="rooms or pairs per step and process (default 2; with a paper preset 8)")
     add("--workers", type=int, help="processes that prepare the pairs of a paper preset (default 8)")
     add(
@@ -114,12 +130,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1.0,
         help="weight of the matching loss; 0 trains only the descriptors, in half the time (default %(default)s)",
     )
-    add("--seed", type=int, default=0)
-    add("--device", default="cpu", help="cpu or cuda (default %(default)s)")
-    add("--report", type=int, default=50, help="steps between lines of the log")
-    add("--validate", type=int, help="steps between validations (default 1000; a paper preset: an epoch)")
-    add("--validation-pairs", type=int, help="pairs per validation, 0 for all (default 120; with a paper preset all)")
-    add("--save", type=int, default=200, help="steps between checkpoints")
+    add(
+        "--freeze",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="do not train the weights whose names begin with this, as pair_bias or backbone; repeatable",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -128,6 +145,7 @@ def run(args: argparse.Namespace) -> int:
     args.device = own_device(args.device)
     torch.manual_seed(args.seed)
     network, args.mode = starting_network(args)
+    freeze(network, args.freeze)
     fill_recipe(args)
     stream = make_stream(args, network, rank, world)
     settings = settings_of(args, stream)
@@ -231,6 +249,17 @@ def adopt(network: Lepard, config: LepardConfig) -> Lepard:
             "the weights of --init have other sizes than --preset or --set request: remove those options."
         ) from None
     return adopted
+
+
+def freeze(network: Lepard, beginnings: list[str]) -> None:
+    """Exclude the weights whose names begin with one of these from training."""
+    for beginning in beginnings:
+        frozen = [weight for name, weight in network.named_parameters() if name.startswith(beginning)]
+        if not frozen:
+            parts = sorted({name.split(".")[0] for name, _ in network.named_parameters()})
+            raise InputError(f"--freeze {beginning!r} names no weights of this network; its parts: {', '.join(parts)}.")
+        for weight in frozen:
+            weight.requires_grad_(False)
 
 
 def make_stream(args: argparse.Namespace, network: Lepard, rank: int, world: int) -> AnyStream:

@@ -4,7 +4,9 @@
 import itertools
 import threading
 import time
+import weakref
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +44,7 @@ from lepard_ros.ros.parameters import (
 )
 from lepard_ros.ros.status import status_message
 from lepard_ros.ros.worker import Worker
+from lepard_ros.tracking.background import never
 from lepard_ros.tracking.input_guard import InputGuard
 
 DIAGNOSTICS_PERIOD = 1.0
@@ -122,7 +125,7 @@ class LepardNode(LifecycleNode):
         """Load and warm up the network; on failure log the reason and stay unconfigured."""
         try:
             self._plan = make_plan(self, self.settings)
-            self._mode = make_mode(self.settings, self._plan, self.get_logger())
+            self._mode = make_mode(self.settings, self._plan, self.get_logger(), _weakly(self._next_has_arrived))
         except InputError as error:
             self.health.configure_problem = str(error)
             self.get_logger().error(str(error))
@@ -256,6 +259,10 @@ class LepardNode(LifecycleNode):
         self.get_logger().warning(f"No clouds from a publisher: {self.health.qos_problem}")
 
     # ---- one cloud ----
+
+    def _next_has_arrived(self) -> bool:
+        """Whether another cloud arrived while the worker processes one."""
+        return self._worker is not None and self._worker.has_newer()
 
     def _process(self, arrival: Arrival) -> None:
         """Process one cloud, in the worker's thread."""
@@ -537,8 +544,22 @@ def input_qos(name: str) -> QoSProfile:
     return QoSProfile(depth=INPUT_QUEUE, reliability=reliability[name])
 
 
-def make_mode(settings: NodeSettings, plan: FramePlan, logger: Any) -> Mode:
-    """Load the weights, warm up everything that the first clouds need, and create the mode."""
+def _weakly(method: Callable[[], bool]) -> Callable[[], bool]:
+    """A method of the node that does not keep it alive: a busy background worker may outlive the node for a while."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> bool:
+        found = reference()
+        return found is not None and found()
+
+    return call
+
+
+def make_mode(settings: NodeSettings, plan: FramePlan, logger: Any, hurried: Callable[[], bool] = never) -> Mode:
+    """Load the weights, warm up everything that the first clouds need, and create the mode.
+
+    hurried: whether the next cloud has arrived.
+    """
     import torch
 
     from lepard_ros.matcher import Matcher, MatcherSettings
@@ -560,7 +581,8 @@ def make_mode(settings: NodeSettings, plan: FramePlan, logger: Any) -> Mode:
     from lepard_ros.tracking.compiled import small_gicp
 
     small_gicp()  # load it, or warn, now instead of with the first cloud
-    return RigidMode(matcher, settings, plan, description, closes_loops=_ready_for_loops(settings, logger))
+    closes_loops = _ready_for_loops(settings, logger)
+    return RigidMode(matcher, settings, plan, description, closes_loops=closes_loops, hurried=hurried)
 
 
 def _described(name: str, mode: str, runs_on: str, settings: NodeSettings, logger: Any) -> str:

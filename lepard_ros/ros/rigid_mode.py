@@ -3,7 +3,7 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,6 +27,7 @@ from lepard_ros.ros.markers import match_markers
 from lepard_ros.ros.modes import LATCHED, TF, Output, Placement, Result, Topic
 from lepard_ros.ros.parameters import NodeSettings
 from lepard_ros.ros.status import reason_code, status_message
+from lepard_ros.tracking.background import never
 from lepard_ros.tracking.rigid import RigidTracker
 from lepard_ros.tracking.track import Track, TrackerSettings, Twist
 
@@ -60,11 +61,13 @@ class RigidMode:
         description: str = "",
         closes_loops: bool = True,
         tracker: RigidTracker | None = None,
+        hurried: Callable[[], bool] = never,
     ) -> None:
         """Start with an empty map, or with that of `map_file`. closes_loops: False disables loop closure.
 
-        tracker: an external one, fed by the caller.
+        tracker: an external one, fed by the caller. hurried: whether the next cloud has arrived.
         """
+        self._hurried = hurried
         self._closes_loops = closes_loops
         self.description = description
         self._settings, self._plan, self._matcher = settings, plan, matcher
@@ -113,9 +116,12 @@ class RigidMode:
     def _make_tracker(self) -> RigidTracker:
         """A new tracker, with the map of `map_file` if there is one."""
         settings = tracker_settings(self._settings, self._closes_loops)
-        if not self._settings.map_file:
-            return RigidTracker(self._matcher, settings)
-        return RigidTracker.load(Path(self._settings.map_file).expanduser(), self._matcher, settings)
+        if self._settings.map_file:
+            tracker = RigidTracker.load(Path(self._settings.map_file).expanduser(), self._matcher, settings)
+        else:
+            tracker = RigidTracker(self._matcher, settings)
+        tracker.hurried = self._hurried
+        return tracker
 
     def relocalise(self) -> None:
         """Keep the map and relocalise in it."""

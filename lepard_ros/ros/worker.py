@@ -15,13 +15,12 @@ Item = TypeVar("Item")
 # arrived. A worker that keeps up processes every item, so it can catch up after a slow one.
 STALE, SOON, LATENESS = 0.03, 0.075, 0.01
 REMEMBERED = 9  # newest processing times; their median is the usual one, whatever a single search takes
-# While an item takes more than HOLD_UP seconds, one of those that arrive is kept every BRIDGE_STEP seconds; the kept
-# ones are processed before the newest: after a search of 0.5 s the sensor may have moved too far for tracking from the
-# cloud that was found to the newest one, and the next search would begin. Only if items usually take less than
-# BRIDGE_USUAL; and only once: if a kept item takes MAX_KEPT, the others are dropped. While the kept ones are processed,
-# more join them only if items take less than CATCH_UP, so that the worker does catch up.
-HOLD_UP, BRIDGE_STEP, BRIDGE_ITEMS, MAX_KEPT = 0.12, 0.07, 8, 0.25
-BRIDGE_USUAL, CATCH_UP = 0.1, 0.05
+# While an item takes more than HOLD_UP seconds, some of those that arrive are kept and processed before the newest:
+# after a search of 0.5 s the sensor may have moved too far for tracking from the cloud that was found to the newest
+# one, and the next search would begin. One is kept every BRIDGE_STEP seconds, or every CATCH_UP times the usual
+# processing time, so that the worker catches up on a slow machine too. If a kept item takes MAX_KEPT, the others are
+# dropped. Items of MAX_KEPT and more (searches) do not count as usual.
+HOLD_UP, BRIDGE_STEP, CATCH_UP, BRIDGE_ITEMS, MAX_KEPT = 0.07, 0.07, 1.5, 8, 0.25
 
 
 class Worker(Generic[Item]):
@@ -45,6 +44,7 @@ class Worker(Generic[Item]):
         self.received = self.processed = self.dropped = 0
         self._arrived, self._period = time.monotonic(), math.inf  # of the newest item; between it and the one before
         self._times: deque[float] = deque([0.0], maxlen=REMEMBERED)  # processing times in seconds, newest last
+        self._short_times: deque[float] = deque([0.0], maxlen=REMEMBERED)  # those below MAX_KEPT
         self._thread = threading.Thread(target=self._run, name="lepard_worker", daemon=True)
         self._thread.start()
 
@@ -62,11 +62,14 @@ class Worker(Generic[Item]):
             self._waiting = item
             self._changed.notify()
 
+    def has_newer(self) -> bool:
+        """Whether another item has arrived since the current one was taken."""
+        return self._waiting is not None or bool(self._bridge)
+
     def _may_bridge(self, now: float) -> bool:
         """Whether to keep the waiting item instead of dropping it."""
         room = self._bridges and len(self._bridge) < BRIDGE_ITEMS
-        usual = CATCH_UP if self._bridging else BRIDGE_USUAL
-        return room and now - self._kept > BRIDGE_STEP and median(self._times) < usual
+        return room and now - self._kept > max(BRIDGE_STEP, CATCH_UP * median(self._short_times))
 
     def stop(self, timeout: float) -> bool:
         """Finish the current item and stop the thread; False if it still runs after `timeout` seconds."""
@@ -86,10 +89,16 @@ class Worker(Generic[Item]):
             except Exception as error:  # the thread must survive any error in a frame
                 self._on_error(item, error)
             with self._changed:
-                if not self.processed:
-                    self._times.clear()
-                self._times.append(time.monotonic() - started)
-                self.processed += 1
+                self._remember(time.monotonic() - started)
+
+    def _remember(self, took: float) -> None:
+        """Count an item and its processing time in seconds."""
+        if not self.processed:
+            self._times.clear()
+        self._times.append(took)
+        if took < MAX_KEPT:
+            self._short_times.append(took)
+        self.processed += 1
 
     def _take(self) -> Item | None:
         """The oldest item of the bridge, or wait for the newest item; None when the worker must stop."""

@@ -3,8 +3,8 @@
 
 Counting clouds instead of seconds makes a replay deterministic: a result is delivered exactly `delay` clouds after the
 job was submitted, on any machine. With a fast sensor it comes later: at least `seconds` by the clouds' stamps. Tracking
-waits for a job that takes longer. With `patient=False` (a live sensor that cannot wait) it does not: the result is
-delivered with the first cloud after the job is done.
+waits for a job that takes longer, unless it is `hurried` (a live sensor whose next cloud has arrived): then the result
+is delivered with the first cloud after the job is done.
 """
 
 import itertools
@@ -14,10 +14,11 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, NamedTuple, TypeVar
 
 Result = TypeVar("Result")
+POLL_SECONDS = 0.005  # between two looks at `hurried`
 NICE_INCREMENT = 5  # added to the nice value of the worker thread, so that tracking runs first
 IDLE_SECONDS = 5.0  # an idle thread ends after this time; the next job starts a new one
 
@@ -44,15 +45,20 @@ class _Waiting(NamedTuple):
     result: "Future[Any]"
 
 
+def never() -> bool:
+    """Nothing hurries the caller."""
+    return False
+
+
 class Background:
     """Runs jobs in order, in its own thread or (threaded=False) immediately in the caller's."""
 
-    def __init__(self, threaded: bool, delay: int, patient: bool = True, seconds: float = 0.0) -> None:
-        """delay: number of clouds between submitting a job and delivering its result. patient: wait for it then.
+    def __init__(self, threaded: bool, delay: int, hurried: Callable[[], bool] = never, seconds: float = 0.0) -> None:
+        """delay: number of clouds between submitting a job and delivering its result.
 
-        seconds: minimum delay by the clouds' stamps.
+        hurried: whether to stop waiting for results that are due. seconds: minimum delay by the clouds' stamps.
         """
-        self._threaded, self._delay, self._patient, self._seconds = threaded, delay, patient, seconds
+        self._threaded, self._delay, self._hurried, self._seconds = threaded, delay, hurried, seconds
         self._clouds, self._stamp = 0, 0.0
         self._jobs: deque[_Job] = deque()
         self._waiting: queue.PriorityQueue[_Waiting] = queue.PriorityQueue()
@@ -74,12 +80,18 @@ class Background:
         return self._start(work, first).result()
 
     def next_cloud(self, stamp: float = 0.0) -> None:
-        """Count a cloud and deliver the results that are due; wait for unfinished ones if patient. stamp: seconds."""
+        """Count a cloud and deliver the results that are due; wait for unfinished ones. stamp: seconds."""
         self._clouds, self._stamp = self._clouds + 1, stamp
-        while self._jobs and self._is_due(self._jobs[0]):
-            if not (self._patient or self._jobs[0].result.done()):
-                break
+        while self._jobs and self._is_due(self._jobs[0]) and self._waited_for(self._jobs[0].result):
             self._deliver_first()
+
+    def _waited_for(self, result: "Future[Any]") -> bool:
+        """Wait for a result; False if it is not there and the caller is in a hurry."""
+        while not result.done():
+            if self._hurried():
+                return False
+            wait([result], POLL_SECONDS)
+        return True
 
     def _is_due(self, job: _Job) -> bool:
         too_early = job.submitted <= self._stamp < job.earliest  # an earlier stamp: the clock was set back

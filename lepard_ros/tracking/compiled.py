@@ -86,7 +86,7 @@ def live_shape_of(points: FloatArray, spacing: float) -> Shape:
 
 
 def align_shapes(source: Shape, target: Shape, guesses: Sequence[FloatArray], wide: bool = False) -> FloatArray:
-    """Align the source to the target from each guess; return the motion (4, 4) with the most inliers.
+    """Align the source to the target from each guess; return the motion (4, 4) that converged with the most inliers.
 
     If almost all points are inliers after one guess, the others are not tried.
     wide: start with a pass that has a larger correspondence distance.
@@ -99,7 +99,7 @@ def align_shapes(source: Shape, target: Shape, guesses: Sequence[FloatArray], wi
         results.append(_gicp(library, source, target, guess, wide))
         if results[-1].num_inliers >= ALMOST_ALL * source.few.size():
             break
-    best = max(results, key=lambda result: int(result.num_inliers))
+    best = max(results, key=lambda result: (bool(result.converged), int(result.num_inliers)))
     return np.array(best.T_target_source)
 
 

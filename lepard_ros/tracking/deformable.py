@@ -187,7 +187,7 @@ class DeformableTracker:
             worker = LocalWorker(matcher)
         self.settings = now = settings or DeformableSettings()
         self.matcher, self._worker = matcher, worker
-        self._background = Background(now.threaded, now.background_clouds, patient=not now.threaded)
+        self._background = Background(now.threaded, now.background_clouds, hurried=lambda: now.threaded)
         self._now = 0.0  # stamp of the cloud that is being processed
         self.reset()
 

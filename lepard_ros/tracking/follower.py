@@ -1,6 +1,7 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """Frame-to-map tracking: predict the pose, align the cloud to the local map, and verify the result."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -52,6 +53,9 @@ MAX_CONFLICT = 0.03
 MAX_PREDICTED_SIGMA = 0.5
 VELOCITY_ERROR, VELOCITY_RANDOM_WALK = 0.1, 0.3
 ODOMETRY_ERROR, ODOMETRY_DRIFT = 0.01, 0.05
+# Keyframes around an aligned pose that verify it if the one at the predicted pose refuses it, and the minimum log-odds
+# there: below them the network decides (TUM fr1_desk: ATE 0.057 m without this limit).
+JUDGES, JUDGE_QUALITY = 2, 2.0
 OVERLAP_CANDIDATES = 6  # keyframes around a predicted pose whose predicted overlap is compared
 # Initial guesses closer than this count as one.
 SAME_GUESS = 0.02  # metres
@@ -107,6 +111,9 @@ class Follower:
     def predict(self, stamp: float, odometry: FloatArray | None = None) -> list[FloatArray]:
         """Initial guesses (4, 4), best first: odometry or constant velocity, then the last pose. Empty if that is old.
 
+        The velocity is that over VELOCITY_SECONDS, then that of the two newest poses: the sensor may just have begun to
+        turn.
+
         odometry: (4, 4), the sensor in a frame that drifts but does not jump.
         """
         if not self._pose_valid:
@@ -122,7 +129,9 @@ class Follower:
             return [last]
         earlier_stamp, earlier = self._velocity_baseline(latest)
         share = min((stamp - last_stamp) / (last_stamp - earlier_stamp), 2.0)  # limits the extrapolation
-        return [extrapolate(earlier, last, share), last]
+        recent_stamp, recent = latest[1]
+        newest = min((stamp - last_stamp) / (last_stamp - recent_stamp), 2.0)
+        return [extrapolate(earlier, last, share), extrapolate(recent, last, newest), last]
 
     def _velocity_baseline(self, latest: list[tuple[float, FloatArray]]) -> tuple[float, FloatArray]:
         """The pose from which the velocity is measured: about VELOCITY_SECONDS old, and no jump since.
@@ -146,17 +155,28 @@ class Follower:
         self.uncertain = []
         if not guesses or not self.recent(stamp):
             return None
-        frame = self.overlapping_keyframes(view, guesses[0], 1)[0]
+        first = self.overlapping_keyframes(view, guesses[0], 1)[0]
         guesses, sigma = _distinct(guesses), self._prediction_sigma(stamp, odometry)
         for wide in (False, True):
-            motion = invert(frame.pose) @ self.local_map.align(view, guesses, frame, wide)
-            predicted = invert(frame.pose) @ guesses[0]
-            candidate = self._judged(view, frame, motion, predicted, sigma, self._strict)
-            if self.credible(candidate, stamp):
-                return candidate
-            lenient = self._judged(view, frame, motion, predicted, sigma, self._lenient)
-            self.uncertain = self.uncertain or [lenient] * self.credible(lenient, stamp)
+            pose = self.local_map.align(view, guesses, first, wide)
+            for frame in self._judging_keyframes(view, pose, first):
+                motion, predicted = invert(frame.pose) @ pose, invert(frame.pose) @ guesses[0]
+                candidate = self._judged(view, frame, motion, predicted, sigma, self._strict)
+                doubtful = frame is not first and candidate.registration.quality < JUDGE_QUALITY
+                if self.credible(candidate, stamp) and not doubtful:
+                    return candidate
+                lenient = self._judged(view, frame, motion, predicted, sigma, self._lenient)
+                self.uncertain = self.uncertain or [lenient] * self.credible(lenient, stamp)
         return None
+
+    def _judging_keyframes(self, view: View, pose: FloatArray, first: Keyframe) -> Iterator[Keyframe]:
+        """Keyframes to verify an aligned pose (4, 4) with: `first`, then those with the largest overlap there.
+
+        `first` was chosen at the predicted pose. If that is wrong by 20 degrees, the two hardly overlap.
+        """
+        yield first
+        around = self.overlapping_keyframes(view, pose, JUDGES)
+        yield from (frame for frame in around if frame.id != first.id)
 
     def _judged(
         self,

@@ -5,6 +5,7 @@ It has two workers. This one tracks each cloud against the local map; the other 
 keyframes, loop closures and relocalisation.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.geometry.poses import compose_covariance, motion_between, velocity_between
 from lepard_ros.registration.rigid.estimate import MIN_POINTS
 from lepard_ros.registration.types import NO_MATCHES, Registration, StageClock, Status
-from lepard_ros.tracking.background import Background
+from lepard_ros.tracking.background import Background, never
 from lepard_ros.tracking.follower import FOLLOW_SECONDS, Follower
 from lepard_ros.tracking.keyframe_map import SURFACE_SPACING, Correction, KeyframeMap
 from lepard_ros.tracking.keyframes import Keyframe, KeyframeBuffer, expected_overlap
@@ -47,8 +48,11 @@ class RigidTracker:
         self.matcher = matcher
         self.settings = settings or TrackerSettings()
         self.origin: FloatArray = np.eye(4)  # T_map_sensor of the cloud that starts a map
-        delay = self.settings.background_clouds
-        self._background = Background(self.settings.threaded, delay, seconds=BACKGROUND_PERIOD * delay)
+        # Whether the next cloud has arrived, so that tracking must not wait for late results of the background worker.
+        self.hurried: Callable[[], bool] = never
+        delay, threaded = self.settings.background_clouds, self.settings.threaded
+        seconds = BACKGROUND_PERIOD * delay
+        self._background = Background(threaded, delay, lambda: self.hurried(), seconds)
         self.reset()
 
     def process(self, points: FloatArray, stamp: float, odometry: FloatArray | None = None) -> Track:

@@ -12,12 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from box_room import CAMERA, render, sweep
+from lepard_ros.cloud.depth import depth_to_points
 from lepard_ros.errors import InputError
 from lepard_ros.matcher import Matcher, MatcherSettings
 from lepard_ros.synthesis.creature_sequences import CreatureSequence, creature_sequence
 from lepard_ros.tracking.deformable import DeformableTracker
 from lepard_ros.tracking.deformable_settings import DeformableSettings
 from lepard_ros.tracking.matching_process import MatchingProcess, Weights
+from lepard_ros.tracking.remote_matcher import RemoteMatcher
+from lepard_ros.tracking.rigid import RigidTracker
 
 pytestmark = pytest.mark.slow
 SHIPPED = Weights("deformable", "cpu", MatcherSettings(), 1)
@@ -59,6 +63,44 @@ def test_another_process_finds_the_same_warps(process: MatchingProcess, film: Cr
         assert own.method == other.method and own.warp is not None and other.warp is not None
         np.testing.assert_allclose(own.warp.translations, other.warp.translations, atol=1e-6)
     assert other.method == "lepard" and len(other.matches.confidence) > 100
+
+
+def test_another_process_gives_the_same_poses_and_loops() -> None:
+    remote, local = RemoteMatcher.start(SHIPPED._replace(name="rigid")), Matcher.from_pretrained("rigid", device="cpu")
+    trackers = [RigidTracker(matcher) for matcher in (local, remote)]
+    poses = [*sweep(12), *sweep(3)]  # then back at the start: the pose is searched for
+    for number, pose in enumerate(poses):
+        cloud, stamp = depth_to_points(render(pose, number), CAMERA), 0.1 * number + 5.0 * (number >= 12)
+        own, other = (tracker.process(cloud, stamp) for tracker in trackers)
+        assert own.state is other.state and own.reason == other.reason
+        if own.pose is not None:
+            np.testing.assert_array_equal(own.pose, other.pose)
+    for tracker in trackers:
+        tracker.finish()
+    for own_edge, other_edge in zip(*(tracker.edges() for tracker in trackers), strict=True):
+        np.testing.assert_array_equal(own_edge.transform, other_edge.transform)
+    assert len(trackers[0].keyframes) > 2
+    pid = remote.process_id
+    assert pid is not None and runs(pid)
+    remote.close()
+    assert ends(pid)
+
+
+def test_a_rigid_tracker_outlives_its_matching_process() -> None:
+    remote = RemoteMatcher.start(SHIPPED._replace(name="rigid"))
+    tracker = RigidTracker(remote)
+    clouds = [depth_to_points(render(pose, number), CAMERA) for number, pose in enumerate(sweep(8))]
+    for number, cloud in enumerate(clouds):
+        assert tracker.process(cloud, 0.1 * number).pose is not None
+    tracker.finish()
+    first = remote.process_id
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    assert ends(first)
+    tracker.relocalise()
+    found = tracker.process(clouds[0], 60.0)
+    assert found.pose is not None and remote.process_id != first
+    remote.close()
 
 
 def test_a_process_that_was_killed_is_said_to_be_so_and_another_takes_its_place(film: CreatureSequence) -> None:

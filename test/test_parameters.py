@@ -373,12 +373,13 @@ def test_a_search_after_many_others_is_bridged(
     begun, go_on, done = threading.Event(), threading.Event(), []
     took = dict(enumerate([*before, 0.2], start=-len(before)))
 
-    def process(item: int) -> None:
+    def process(item: int) -> bool:
         if item == 0:
             begun.set()
             go_on.wait(5)
         clock.now += took.get(item, 0.0)
         done.append(item)
+        return took.get(item, 0.0) >= 0.5
 
     worker: Worker[int] = Worker(process, lambda item, error: None, bridges=True)
     for number, item in enumerate(range(-len(before), 0)):
@@ -396,23 +397,29 @@ def test_a_search_after_many_others_is_bridged(
 
 
 @pytest.mark.parametrize(
-    ("bridges", "second", "expected"),
-    [(False, 0.02, [0, 1, 16, 17]), (True, 0.02, [0, 1, 3, 6, 9, 12, 15, 16, 17]), (True, 0.5, [0, 1, 3, 17])],
+    ("bridges", "second", "searched", "expected"),
+    [
+        (False, 0.02, False, [0, 1, 16, 17]),
+        (True, 0.02, False, [0, 1, 3, 6, 9, 12, 15, 16, 17]),
+        (True, 0.4, False, [0, 1, 3, 6, 9, 12, 15, 16, 17]),  # slow, but tracked: the next one is close to it
+        (True, 0.5, True, [0, 1, 3, 17]),
+    ],
 )
 def test_items_that_arrive_during_a_hold_up_bridge_it(
-    monkeypatch: pytest.MonkeyPatch, bridges: bool, second: float, expected: list[int]
+    monkeypatch: pytest.MonkeyPatch, bridges: bool, second: float, searched: bool, expected: list[int]
 ) -> None:
-    """On a clock of our own: item 1 takes half a second; if item 3, kept meanwhile, does too, the rest is dropped."""
+    """On a clock of our own: item 1 takes half a second; if item 3, kept meanwhile, is searched, the rest goes."""
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(worker_module, "time", clock)
     begun, go_on, done = threading.Event(), threading.Event(), []
 
-    def process(item: int) -> None:
+    def process(item: int) -> bool:
         if item == 1:
             begun.set()
             go_on.wait(5)
         clock.now += {1: 0.0, 3: second}.get(item, 0.02)
         done.append(item)
+        return item == 1 or (item == 3 and searched)
 
     worker: Worker[int] = Worker(process, lambda item, error: None, bridges=bridges)
     worker.offer(0)
@@ -422,11 +429,11 @@ def test_items_that_arrive_during_a_hold_up_bridge_it(
     for item in range(2, 17):
         clock.now += 0.033
         worker.offer(item)
-    if second > 0.1:
+    if searched:
         worker.offer(17)
     go_on.set()
-    wait_for(lambda: len(done) == len(expected) - (second < 0.1))
-    if second < 0.1:
+    wait_for(lambda: len(done) == len(expected) - (not searched))
+    if not searched:
         worker.offer(17)
     wait_for(lambda: len(done) == len(expected))
     assert worker.stop(5)

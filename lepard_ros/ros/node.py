@@ -264,8 +264,8 @@ class LepardNode(LifecycleNode):
         """Whether another cloud arrived while the worker processes one."""
         return self._worker is not None and self._worker.has_newer()
 
-    def _process(self, arrival: Arrival) -> None:
-        """Process one cloud, in the worker's thread."""
+    def _process(self, arrival: Arrival) -> bool:
+        """Process one cloud, in the worker's thread; whether it needed a search."""
         header: Any = None
         clock = StageClock()
         try:
@@ -276,11 +276,12 @@ class LepardNode(LifecycleNode):
             clock.stop("decode")
             with self._lock:
                 if self._mode is None:
-                    return
+                    return False
                 result = process_within_memory(self._mode, frame, self._wanted(), self.get_logger())
                 clock.stop("mode")
                 self._publish(result, clock, arrival.session)
             self.health.rejected_in_a_row = 0
+            return "search" in result.status.stage_names
         except MissingTransformError as error:
             reason = Refusal(int(TrackingStatus.REASON_NO_TRANSFORM), "no transform", str(error))
             self._reject(header, reason, arrival.session)
@@ -288,6 +289,7 @@ class LepardNode(LifecycleNode):
             self._reject(
                 header, Refusal(int(TrackingStatus.REASON_BAD_INPUT), "bad input", str(error)), arrival.session
             )
+        return False
 
     def _read(self, arrival: Arrival) -> tuple[Any, Any]:
         """The message and its header."""
@@ -562,20 +564,21 @@ def make_mode(settings: NodeSettings, plan: FramePlan, logger: Any, hurried: Cal
     """
     import torch
 
-    from lepard_ros.matcher import Matcher, MatcherSettings
+    from lepard_ros.matcher import MatcherSettings
+    from lepard_ros.tracking.matching_process import MatchingProcess, Weights
+    from lepard_ros.tracking.remote_matcher import RemoteMatcher
 
     # Leave one core for tracking, which does not use torch.
     torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() - 1))
     choices, name = MatcherSettings(grid=settings.grid or None), settings.weights or settings.mode
+    weights = Weights(name, settings.device, choices, torch.get_num_threads())
     if settings.mode == "deformable":
         from lepard_ros.ros.deformable_mode import DeformableMode
-        from lepard_ros.tracking.matching_process import MatchingProcess, Weights
 
-        worker = MatchingProcess(Weights(name, settings.device, choices, torch.get_num_threads()))
+        worker = MatchingProcess(weights)
         description = _described(*worker.facts, settings, logger)
         return DeformableMode(None, settings, plan, description, worker=worker)
-    matcher = Matcher.from_pretrained(name, device=settings.device, settings=choices)
-    matcher.warm_up()
+    matcher = RemoteMatcher.start(weights)
     description = _described(matcher.card.name, matcher.card.mode, matcher.runs_on, settings, logger)
     from lepard_ros.ros.rigid_mode import RigidMode
     from lepard_ros.tracking.compiled import small_gicp

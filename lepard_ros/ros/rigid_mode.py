@@ -149,7 +149,8 @@ class RigidMode:
         return f"{len(self._tracker.keyframes)} keyframes written to {directory}"
 
     def close(self) -> None:
-        """Nothing to do: the background thread ends by itself."""
+        """End the matching process; the background thread ends by itself."""
+        self._matcher.close()
 
     def facts(self) -> dict[str, str]:
         """Values for the diagnostics."""

@@ -18,9 +18,9 @@ REMEMBERED = 9  # newest processing times; their median is the usual one, whatev
 # While an item takes more than HOLD_UP seconds, some of those that arrive are kept and processed before the newest:
 # after a search of 0.5 s the sensor may have moved too far for tracking from the cloud that was found to the newest
 # one, and the next search would begin. One is kept every BRIDGE_STEP seconds, or every CATCH_UP times the usual
-# processing time, so that the worker catches up on a slow machine too. If a kept item takes MAX_KEPT, the others are
-# dropped. Items of MAX_KEPT and more (searches) do not count as usual.
-HOLD_UP, BRIDGE_STEP, CATCH_UP, BRIDGE_ITEMS, MAX_KEPT = 0.07, 0.07, 1.5, 8, 0.25
+# processing time, so that the worker catches up on a slow machine too. If a kept item needs a search, the others are
+# dropped: the newest one is as good a start. Searches do not count as usual.
+HOLD_UP, BRIDGE_STEP, CATCH_UP, BRIDGE_ITEMS = 0.07, 0.07, 1.5, 8
 
 
 class Worker(Generic[Item]):
@@ -31,9 +31,9 @@ class Worker(Generic[Item]):
     """
 
     def __init__(
-        self, process: Callable[[Item], None], on_error: Callable[[Item, Exception], None], bridges: bool = False
+        self, process: Callable[[Item], bool | None], on_error: Callable[[Item, Exception], None], bridges: bool = False
     ) -> None:
-        """process and on_error are called in the worker's thread."""
+        """process and on_error run in the worker's thread. `process` returns True if the item needed a search."""
         self._process, self._on_error, self._bridges = process, on_error, bridges
         self._bridge: deque[Item] = deque()  # kept during a hold-up, oldest first
         self._bridging = False  # the last item came from the bridge
@@ -44,7 +44,8 @@ class Worker(Generic[Item]):
         self.received = self.processed = self.dropped = 0
         self._arrived, self._period = time.monotonic(), math.inf  # of the newest item; between it and the one before
         self._times: deque[float] = deque([0.0], maxlen=REMEMBERED)  # processing times in seconds, newest last
-        self._short_times: deque[float] = deque([0.0], maxlen=REMEMBERED)  # those below MAX_KEPT
+        self._usual_times: deque[float] = deque([0.0], maxlen=REMEMBERED)  # those of items without a search
+        self._searched = False  # the last item needed a search
         self._thread = threading.Thread(target=self._run, name="lepard_worker", daemon=True)
         self._thread.start()
 
@@ -69,7 +70,7 @@ class Worker(Generic[Item]):
     def _may_bridge(self, now: float) -> bool:
         """Whether to keep the waiting item instead of dropping it."""
         room = self._bridges and len(self._bridge) < BRIDGE_ITEMS
-        return room and now - self._kept > max(BRIDGE_STEP, CATCH_UP * median(self._short_times))
+        return room and now - self._kept > max(BRIDGE_STEP, CATCH_UP * median(self._usual_times))
 
     def stop(self, timeout: float) -> bool:
         """Finish the current item and stop the thread; False if it still runs after `timeout` seconds."""
@@ -83,28 +84,29 @@ class Worker(Generic[Item]):
 
     def _run(self) -> None:
         while (item := self._take()) is not None:
-            started = time.monotonic()
+            started, searched = time.monotonic(), False
             try:
-                self._process(item)
+                searched = bool(self._process(item))
             except Exception as error:  # the thread must survive any error in a frame
                 self._on_error(item, error)
             with self._changed:
-                self._remember(time.monotonic() - started)
+                self._remember(time.monotonic() - started, searched)
 
-    def _remember(self, took: float) -> None:
-        """Count an item and its processing time in seconds."""
+    def _remember(self, took: float, searched: bool) -> None:
+        """Count an item, its processing time in seconds and whether it needed a search."""
         if not self.processed:
             self._times.clear()
         self._times.append(took)
-        if took < MAX_KEPT:
-            self._short_times.append(took)
+        self._searched = searched
+        if not searched:
+            self._usual_times.append(took)
         self.processed += 1
 
     def _take(self) -> Item | None:
         """The oldest item of the bridge, or wait for the newest item; None when the worker must stop."""
         with self._changed:
             took = self._times[-1]
-            self._bridging = bool(self._bridge) and (took < MAX_KEPT if self._bridging else took > HOLD_UP)
+            self._bridging = bool(self._bridge) and (not self._searched if self._bridging else took > HOLD_UP)
             if self._bridging:
                 return self._bridge.popleft()
             self._changed.wait_for(lambda: self._stopping or self._waiting is not None)

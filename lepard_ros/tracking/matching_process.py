@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,23 +48,39 @@ class Facts(NamedTuple):
 class MatchingProcess:
     """A matching worker in another process. If the process ends, the next request starts a new one."""
 
-    def __init__(self, weights: Weights) -> None:
-        """Start the process and wait until the network is loaded; raises InputError if that fails."""
+    def __init__(self, weights: Weights, wait: bool = True) -> None:
+        """Start the process and wait until the network is loaded; raises InputError if that fails.
+
+        wait: False lets the first request wait for the network instead.
+        """
         self._weights = weights
         self._busy = threading.Lock()  # held from a request to its reply
         self._process: subprocess.Popen[bytes] | None = None
+        self._loaded: Facts | None = None
         self._closed = False
         with self._busy:
-            self.facts = self._start()
+            self._start()
+        if wait:
+            _ = self.facts
+
+    @property
+    def facts(self) -> Facts:
+        """What was loaded; waits until it is."""
+        with self._busy:
+            return self._wait_until_loaded()
 
     @property
     def pid(self) -> int | None:
         """The process id, or None if no process is running."""
         return None if self._process is None else self._process.pid
 
-    def encode(self, points: FloatArray) -> Any:
-        """Encode a cloud (N, 3); returns the arrays of the encoded cloud."""
-        return self._request("encode", points)
+    def encode(self, points: FloatArray, grid: float | None = None) -> Any:
+        """Encode a cloud (N, 3) on a grid in metres; returns the arrays of the encoded cloud."""
+        return self._request("encode", (points, grid))
+
+    def compare(self, method: str, source: Any, targets: list[Any], *more: Any) -> Any:
+        """Call a method of the matcher that compares one cloud with several; clouds as arrays."""
+        return self._request(method, (source, targets, more))
 
     def match_and_update(self, task: "MatchingTask") -> "MatchingResult":
         """Match a cloud, warp the model to it and update a copy of the model."""
@@ -90,6 +107,7 @@ class MatchingProcess:
         with self._busy:
             if self._process is None or self._process.poll() is not None:
                 self._start()
+            self._wait_until_loaded()
             try:
                 self._requests.send((name, argument))
                 return self._receive()
@@ -97,7 +115,7 @@ class MatchingProcess:
                 self._end()  # the pipe closes before the process exits; the next request must start a new one
                 raise InputError("The matching process has ended; the next cloud starts a new one.") from error
 
-    def _start(self) -> Facts:
+    def _start(self) -> None:
         if self._closed:
             raise InputError("The matching process is closed.")
         (theirs, self._requests), (self._replies, ours) = _pipe(), _pipe()
@@ -108,12 +126,16 @@ class MatchingProcess:
         self._process = subprocess.Popen(command, pass_fds=ends, env=environment, stdin=subprocess.DEVNULL)
         theirs.close()
         ours.close()
-        try:
-            self._requests.send(self._weights)
-            facts: Facts = self._receive()
-        except (EOFError, OSError) as error:
-            raise InputError("The matching process did not start; see the log for the reason.") from error
-        return facts
+        self._loaded = None
+        self._requests.send(self._weights)
+
+    def _wait_until_loaded(self) -> Facts:
+        if self._loaded is None:
+            try:
+                self._loaded = self._receive()
+            except (EOFError, OSError) as error:
+                raise InputError("The matching process did not start; see the log for the reason.") from error
+        return self._loaded
 
     def _receive(self) -> Any:
         ok, reply = self._replies.recv()
@@ -180,8 +202,17 @@ def _load(weights: Weights) -> "Matcher":
     return matcher
 
 
-def _encode(matcher: "Matcher", points: FloatArray) -> Any:
-    return matcher.encode(points).to_arrays()
+def _encode(matcher: "Matcher", argument: tuple[FloatArray, float | None]) -> Any:
+    points, grid = argument
+    return matcher.encode(points, grid=grid).to_arrays()
+
+
+def _compare(method: str, matcher: "Matcher", argument: tuple[Any, list[Any], tuple[Any, ...]]) -> Any:
+    from lepard_ros.encoded_cloud import EncodedCloud
+
+    source, targets, more = argument
+    cloud, *others = (EncodedCloud.from_arrays(arrays, matcher.device) for arrays in (source, *targets))
+    return getattr(matcher, method)(cloud, others, *more)
 
 
 def _match_and_update(matcher: "Matcher", task: "MatchingTask") -> "MatchingResult":
@@ -196,4 +227,8 @@ def _match_and_update(matcher: "Matcher", task: "MatchingTask") -> "MatchingResu
     return found._replace(cloud_matches=CloudMatches(cloud, found.cloud_matches.matches), update=update)
 
 
-SERVICES: dict[str, Callable[["Matcher", Any], Any]] = {"encode": _encode, "match_and_update": _match_and_update}
+SERVICES: dict[str, Callable[["Matcher", Any], Any]] = {
+    "encode": _encode,
+    "match_and_update": _match_and_update,
+    **{name: partial(_compare, name) for name in ("match_many", "register_many", "register_best")},
+}

@@ -585,6 +585,7 @@ def make_mode(settings: NodeSettings, plan: FramePlan, logger: Any, hurried: Cal
 
     small_gicp()  # load it, or warn, now instead of with the first cloud
     closes_loops = _ready_for_loops(settings, logger)
+    matcher.wait_until_ready()  # it loaded the network while this process imported Open3D
     return RigidMode(matcher, settings, plan, description, closes_loops=closes_loops, hurried=hurried)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lepard_ros.matcher import Matcher, MatcherSettings
     from lepard_ros.tracking.matching_worker import MatchingResult, MatchingTask
 
-EXIT_SECONDS = 2.0  # time to exit before it is killed
+EXIT_SECONDS = 0.5  # time to exit before it is killed; it holds nothing that must be saved
 
 
 class Weights(NamedTuple):
@@ -157,7 +157,6 @@ def main() -> None:
     """Serve requests until the other end of the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both processes; the node handles it
     requests, replies = (Connection(int(number)) for number in sys.argv[1:])
-    os.nice(NICE_INCREMENT)
     waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(requests, waiting), daemon=True).start()
     weights: Weights = waiting.get()
@@ -165,6 +164,7 @@ def main() -> None:
     if not ok:
         replies.send((False, matcher))
         return
+    os.nice(NICE_INCREMENT)  # not earlier: the node waits until the network is loaded
     replies.send((True, Facts(matcher.card.name, matcher.card.mode, matcher.runs_on)))
     while True:
         name, argument = waiting.get()

@@ -24,7 +24,7 @@ class RemoteMatcher(Matcher):
 
     @classmethod
     def start(cls, weights: Weights) -> "RemoteMatcher":
-        """Load the weights here, and start the process, which loads them too; its first request waits for that.
+        """Load the weights here, and start the process, which loads them too: `wait_until_ready` waits for that.
 
         The process is used on the CPU only. Networks that normalise over both clouds keep data that is not sent.
         """
@@ -35,6 +35,11 @@ class RemoteMatcher(Matcher):
         else:
             matcher.warm_up()
         return matcher
+
+    def wait_until_ready(self) -> None:
+        """Wait until the process has loaded the network; raises InputError if it cannot."""
+        if self._process is not None:
+            _ = self._process.facts
 
     @property
     def process_id(self) -> int | None:

@@ -75,10 +75,7 @@ class Follower:
     def __init__(self, keyframe_map: KeyframeMap, settings: TrackerSettings, rigid: RigidSettings) -> None:
         """Track a sensor in a map."""
         self._map, self.settings = keyframe_map, settings
-        rule = followed(rigid)
-        self._lenient = replace(rule, refine_points=JUDGED_POINTS)
-        strict = replace(rule.acceptance, min_quality=rigid.acceptance.min_quality - STRICT_ODDS)
-        self._strict = replace(self._lenient, acceptance=strict)
+        self._rule = replace(followed(rigid), refine_points=JUDGED_POINTS)
         # Log-odds that the last pose is right: the prior of a tracked motion. Doubtful motions lower them, so that they
         # do not support each other for long.
         self._belief = FOLLOWED_ODDS
@@ -161,12 +158,13 @@ class Follower:
             pose = self.local_map.align(view, guesses, first, wide)
             for frame in self._judging_keyframes(view, pose, first):
                 motion, predicted = invert(frame.pose) @ pose, invert(frame.pose) @ guesses[0]
-                candidate = self._judged(view, frame, motion, predicted, sigma, self._strict)
-                doubtful = frame is not first and candidate.registration.quality < JUDGE_QUALITY
-                if self.credible(candidate, stamp) and not doubtful:
+                candidate = self._judged(view, frame, motion, predicted, sigma)
+                if not self.credible(candidate, stamp):
+                    continue
+                strict = self._min_quality - STRICT_ODDS
+                if candidate.registration.quality >= (strict if frame is first else max(strict, JUDGE_QUALITY)):
                     return candidate
-                lenient = self._judged(view, frame, motion, predicted, sigma, self._lenient)
-                self.uncertain = self.uncertain or [lenient] * self.credible(lenient, stamp)
+                self.uncertain = self.uncertain or [candidate]
         return None
 
     def _judging_keyframes(self, view: View, pose: FloatArray, first: Keyframe) -> Iterator[Keyframe]:
@@ -179,16 +177,10 @@ class Follower:
         yield from (frame for frame in around if frame.id != first.id)
 
     def _judged(
-        self,
-        view: View,
-        frame: Keyframe,
-        motion: FloatArray,
-        predicted: FloatArray,
-        sigma: float,
-        rule: RigidSettings,
+        self, view: View, frame: Keyframe, motion: FloatArray, predicted: FloatArray, sigma: float
     ) -> PoseCandidate:
         """Verify an aligned motion (4, 4); unconstrained directions come from the prediction (`sigma` in metres)."""
-        source, target, points = view.surface, frame.surface, rule.refine_points
+        source, target, rule, points = view.surface, frame.surface, self._rule, self._rule.refine_points
         motion, contact, resistance = best_supported(source, target, motion, predicted, points)
         slack = resistance.below(HELD)
         if slack:

@@ -17,6 +17,7 @@ from lepard_ros.tracking.keyframes import Keyframe, KeyframeBuffer
 from lepard_ros.tracking.places import most_similar
 from lepard_ros.tracking.pose_graph import Edge
 from lepard_ros.tracking.prior import align_from_guesses, determined
+from lepard_ros.tracking.remote_matcher import RemoteMatcher
 from lepard_ros.tracking.track import TrackerSettings
 
 if TYPE_CHECKING:
@@ -113,6 +114,8 @@ class LoopCloser:
 
     def _aligned(self, frame: Keyframe, other: Keyframe) -> Registration:
         guess = invert(other.pose) @ frame.pose
+        if isinstance(self._matcher, RemoteMatcher):
+            return self._matcher.align(frame.surface, other.surface, guess[None], self._rigid)
         return align_from_guesses(frame.surface, other.surface, guess[None], NO_MATCHES, self._rigid)
 
     def _edge(self, frame: Keyframe, other: Keyframe, motion: Registration) -> Edge:

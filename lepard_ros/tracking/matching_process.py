@@ -16,6 +16,8 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from lepard_ros.errors import InputError
 from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.tracking.background import NICE_INCREMENT
@@ -23,6 +25,8 @@ from lepard_ros.tracking.observations import CloudMatches, View
 
 if TYPE_CHECKING:
     from lepard_ros.matcher import Matcher, MatcherSettings
+    from lepard_ros.registration.rigid.estimate import RigidSettings
+    from lepard_ros.registration.types import Registration, Surface
     from lepard_ros.tracking.matching_worker import MatchingResult, MatchingTask
 
 EXIT_SECONDS = 0.5  # time to exit before it is killed; it holds nothing that must be saved
@@ -81,6 +85,15 @@ class MatchingProcess:
     def compare(self, method: str, source: Any, targets: list[Any], *more: Any) -> Any:
         """Call a method of the matcher that compares one cloud with several; clouds as arrays."""
         return self._request(method, (source, targets, more))
+
+    def align(
+        self, source: "Surface", target: "Surface", guesses: FloatArray, settings: "RigidSettings"
+    ) -> "Registration":
+        """Align a surface to another one from guesses (G, 4, 4)."""
+        # Without what is derived from them, such as their search trees.
+        bare = [one.part(np.arange(len(one.points))) for one in (source, target)]
+        found: Registration = self._request("align", (*bare, guesses, settings))
+        return found
 
     def match_and_update(self, task: "MatchingTask") -> "MatchingResult":
         """Match a cloud, warp the model to it and update a copy of the model."""
@@ -215,6 +228,14 @@ def _compare(method: str, matcher: "Matcher", argument: tuple[Any, list[Any], tu
     return getattr(matcher, method)(cloud, others, *more)
 
 
+def _align(_: "Matcher", argument: tuple["Surface", "Surface", FloatArray, "RigidSettings"]) -> "Registration":
+    from lepard_ros.registration.types import NO_MATCHES
+    from lepard_ros.tracking.prior import align_from_guesses
+
+    source, target, guesses, settings = argument
+    return align_from_guesses(source, target, guesses, NO_MATCHES, settings)
+
+
 def _match_and_update(matcher: "Matcher", task: "MatchingTask") -> "MatchingResult":
     """Run a task. Clouds are sent as arrays: tensors would need shared memory and a device context."""
     from lepard_ros.encoded_cloud import EncodedCloud
@@ -228,6 +249,7 @@ def _match_and_update(matcher: "Matcher", task: "MatchingTask") -> "MatchingResu
 
 
 SERVICES: dict[str, Callable[["Matcher", Any], Any]] = {
+    "align": _align,
     "encode": _encode,
     "match_and_update": _match_and_update,
     **{name: partial(_compare, name) for name in ("match_many", "register_many", "register_best")},

@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 
 from lepard_ros.encoded_cloud import EncodedCloud, PointsLike
+from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.matcher import Matcher
-from lepard_ros.registration.types import Matches, Registration
+from lepard_ros.registration.rigid.estimate import RigidSettings
+from lepard_ros.registration.types import NO_MATCHES, Matches, Registration, Surface
 from lepard_ros.tracking.matching_process import MatchingProcess, Weights
+from lepard_ros.tracking.prior import align_from_guesses
 
 
 class RemoteMatcher(Matcher):
@@ -85,6 +88,15 @@ class RemoteMatcher(Matcher):
             return super().register_best(source, targets, count)
         found: dict[int, Registration] = self._compare("register_best", source, targets, count)
         return found
+
+    def align(self, source: Surface, target: Surface, guesses: FloatArray, settings: RigidSettings) -> Registration:
+        """Align a keyframe to another one from guesses (G, 4, 4), see `align_from_guesses`.
+
+        It takes 50 ms of small numpy calls, each of which would hold up tracking.
+        """
+        if self._process is None:
+            return align_from_guesses(source, target, guesses, NO_MATCHES, settings)
+        return self._process.align(source, target, guesses, settings)
 
     def _compare(
         self,

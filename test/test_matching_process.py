@@ -16,13 +16,11 @@ from box_room import CAMERA, render, sweep
 from lepard_ros.cloud.depth import depth_to_points
 from lepard_ros.errors import InputError
 from lepard_ros.matcher import Matcher, MatcherSettings
-from lepard_ros.registration.types import NO_MATCHES
 from lepard_ros.synthesis.creature_sequences import CreatureSequence, creature_sequence
 from lepard_ros.tracking.deformable import DeformableTracker
 from lepard_ros.tracking.deformable_settings import DeformableSettings
 from lepard_ros.tracking.matching_process import MatchingProcess, Weights
-from lepard_ros.tracking.prior import align_from_guesses
-from lepard_ros.tracking.remote_matcher import RemoteMatcher
+from lepard_ros.tracking.remote_matcher import RemoteMatcher, align_keyframes
 from lepard_ros.tracking.rigid import RigidTracker
 
 pytestmark = pytest.mark.slow
@@ -85,8 +83,7 @@ def test_another_process_gives_the_same_poses_and_loops() -> None:
     first, second = (trackers[0].keyframes[number] for number in (0, 1))
     guess = (np.linalg.inv(first.pose) @ second.pose)[None]
     rule = local.settings.rigid
-    there = remote.align(second.surface, first.surface, guess, rule)
-    here = align_from_guesses(second.surface, first.surface, guess, NO_MATCHES, rule)
+    there, here = (align_keyframes(one, second.surface, first.surface, guess, rule) for one in (remote, local))
     assert there.ok and here.transform is not None
     np.testing.assert_array_equal(there.transform, here.transform)
     pid = remote.process_id

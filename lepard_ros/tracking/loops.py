@@ -12,12 +12,12 @@ from lepard_ros.geometry.poses import motion_between
 from lepard_ros.geometry.rigid_motion import invert
 from lepard_ros.registration.rigid.acceptance import agreeing_matches
 from lepard_ros.registration.rigid.estimate import RigidSettings
-from lepard_ros.registration.types import NO_MATCHES, Registration
+from lepard_ros.registration.types import Registration
 from lepard_ros.tracking.keyframes import Keyframe, KeyframeBuffer
 from lepard_ros.tracking.places import most_similar
 from lepard_ros.tracking.pose_graph import Edge
-from lepard_ros.tracking.prior import align_from_guesses, determined
-from lepard_ros.tracking.remote_matcher import RemoteMatcher
+from lepard_ros.tracking.prior import determined
+from lepard_ros.tracking.remote_matcher import align_keyframes
 from lepard_ros.tracking.track import TrackerSettings
 
 if TYPE_CHECKING:
@@ -114,9 +114,7 @@ class LoopCloser:
 
     def _aligned(self, frame: Keyframe, other: Keyframe) -> Registration:
         guess = invert(other.pose) @ frame.pose
-        if isinstance(self._matcher, RemoteMatcher):
-            return self._matcher.align(frame.surface, other.surface, guess[None], self._rigid)
-        return align_from_guesses(frame.surface, other.surface, guess[None], NO_MATCHES, self._rigid)
+        return align_keyframes(self._matcher, frame.surface, other.surface, guess[None], self._rigid)
 
     def _edge(self, frame: Keyframe, other: Keyframe, motion: Registration) -> Edge:
         if motion.transform is None or motion.covariance is None:

@@ -45,6 +45,11 @@ class RemoteMatcher(Matcher):
             _ = self._process.facts
 
     @property
+    def process(self) -> MatchingProcess | None:
+        """The other process, or None if everything runs in this one."""
+        return self._process
+
+    @property
     def process_id(self) -> int | None:
         """The id of the other process, or None if there is none."""
         return None if self._process is None else self._process.pid
@@ -89,15 +94,6 @@ class RemoteMatcher(Matcher):
         found: dict[int, Registration] = self._compare("register_best", source, targets, count)
         return found
 
-    def align(self, source: Surface, target: Surface, guesses: FloatArray, settings: RigidSettings) -> Registration:
-        """Align a keyframe to another one from guesses (G, 4, 4), see `align_from_guesses`.
-
-        It takes 50 ms of small numpy calls, each of which would hold up tracking.
-        """
-        if self._process is None:
-            return align_from_guesses(source, target, guesses, NO_MATCHES, settings)
-        return self._process.align(source, target, guesses, settings)
-
     def _compare(
         self,
         method: str,
@@ -108,3 +104,16 @@ class RemoteMatcher(Matcher):
         assert self._process is not None
         cloud, *others = (one.to_arrays() for one in self._encoded([source, *targets]))
         return self._process.compare(method, cloud, others, *more)
+
+
+def align_keyframes(
+    matcher: Matcher, source: Surface, target: Surface, guesses: FloatArray, settings: RigidSettings
+) -> Registration:
+    """Align a keyframe to another one from guesses (G, 4, 4), in the matcher's process if it has one.
+
+    It takes many small numpy calls, which would hold up tracking in the same interpreter.
+    """
+    process = matcher.process if isinstance(matcher, RemoteMatcher) else None
+    if process is not None:
+        return process.align(source, target, guesses, settings)
+    return align_from_guesses(source, target, guesses, NO_MATCHES, settings)

@@ -85,17 +85,18 @@ def test_the_installed_command_runs(workspace: Path) -> None:
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_the_installed_node_runs_and_ends_cleanly(workspace: Path, stop: signal.Signals) -> None:
     rclpy = pytest.importorskip("rclpy")
-    node = "exec install/lepard_ros/lib/lepard_ros/lepard_node --ros-args -p autostart:=false"
+    name = f"lepard_{stop.name.lower()}"  # a node that an earlier test killed stays in the graph for 20 s as "lepard"
+    node = f"exec install/lepard_ros/lib/lepard_ros/lepard_node --ros-args -p autostart:=false -r __node:={name}"
     process = subprocess.Popen(in_workspace(workspace, node), env=environment(), cwd=workspace)
     context = rclpy.Context()
     rclpy.init(context=context)
     watcher = rclpy.create_node("colcon_test_watcher", context=context)
     try:
         deadline = time.monotonic() + 60
-        while "lepard" not in watcher.get_node_names() and time.monotonic() < deadline:
+        while name not in watcher.get_node_names() and time.monotonic() < deadline:
             assert process.poll() is None, f"the node ended with code {process.returncode}"
             time.sleep(0.2)
-        assert "lepard" in watcher.get_node_names()
+        assert name in watcher.get_node_names()
         process.send_signal(stop)
         assert process.wait(timeout=20) == 0
     finally:

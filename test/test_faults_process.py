@@ -116,6 +116,14 @@ def test_a_signal_while_the_model_loads_ends_the_node_cleanly() -> None:
         assert code == 0, node.log()
 
 
+@pytest.mark.usefixtures("own_domain")
+def test_a_node_stopped_while_it_configures_leaves_no_ghost() -> None:
+    with Probe() as probe, NodeProcess("-r", "__node:=early") as node:
+        probe.until(lambda: "early" in probe.node.get_node_names(), 30, "for the node to join the graph")
+        assert node.stop()[0] == 0, node.log()
+        probe.until(lambda: "early" not in probe.node.get_node_names(), 8, "for the node to leave the graph")
+
+
 def test_kill_and_restart_rejoins_with_the_saved_map(tmp_path: Path) -> None:
     start = time.time_ns()
     with Probe() as probe:

@@ -68,6 +68,8 @@ def run_node(ros_arguments: list[str]) -> NoReturn:
     rclpy.init(args=ros_arguments, signal_handler_options=SignalHandlerOptions.NO)
     try:
         _live(stop)
+    except SystemExit:  # a signal during the start; leaving this clause drops the frames that still hold the node
+        pass
     finally:
         # Dropping the last reference to the node destroys the DDS participant, and some references are cycles.
         # Otherwise the participant stays in the graph for 20 s and keeps its shared memory.

@@ -3,7 +3,8 @@
 
     python bench/latency.py [DATA] [--rate 10] [--seconds 30] [--weights rigid]
 
-DATA is what `lepard bag make` takes; without it a room is rendered. Three processes: the sensor, the node, and a
+DATA is what `lepard bag make` takes; a recording of 10 Hz played at 30 Hz moves three times as fast as its camera did.
+Without it a room is rendered, at the sensor's rate and a walking pace. Three processes: the sensor, the node, and a
 listener that subscribes to everything as RViz would. Of each cloud that got a transform:
 
   latency     from the stamp, which is taken when the sensor publishes, to the arrival of the transform at the listener
@@ -34,7 +35,8 @@ from lepard_ros.data.bag_writer import BagWriter
 from lepard_ros.demo.processes import cpu_seconds, node_process, prepare_surroundings
 from lepard_ros.synthesis.room_recording import make_bag
 
-FRAMES = 60
+FRAMES = 60  # of a recording
+ROOM_SECONDS = 6.0  # of a rendered room
 WARM_UP = 3  # clouds, left out of the figures
 GOAL_MS = 50.0
 OWN_STAGES = ("decode", "publish")
@@ -193,22 +195,22 @@ def line(name: str, seconds: NDArray[np.float64]) -> None:
 # ---- the run ----
 
 
-def write_clouds(source: str | None, path: Path) -> None:
-    """A bag of FRAMES clouds of 640 x 480 points."""
+def write_clouds(source: str | None, rate: float, path: Path) -> None:
+    """A bag of clouds of 640 x 480 points. rate: clouds a second of a rendered camera, so that it moves at its pace."""
     if source is not None:
         make_bag(source, path, frames=FRAMES)
         return
     from lepard_ros.synthesis.room_sequences import room_sequence
 
-    video = room_sequence(3, FRAMES, 10.0, width=640)
+    video = room_sequence(3, round(ROOM_SECONDS * rate), rate, width=640)
     with closing(BagWriter(path, video.camera)) as bag:
-        for number, depth in enumerate(video.depths):
-            bag.write(10**9 + number * 10**8, depth)
+        for stamp, depth in zip(video.stamps, video.depths, strict=True):
+            bag.write(10**9 + round(stamp * 1e9), depth)
 
 
 def run(folder: Path, args: argparse.Namespace) -> None:
     """Start the three, let them run, print what was seen."""
-    write_clouds(args.data, folder / "bag")
+    write_clouds(args.data, args.rate, folder / "bag")
     prepare_surroundings()
     print(f"{args.data or 'a rendered room'}, {args.rate:g} clouds a second for {args.seconds:.0f} s", flush=True)
     with (folder / "node.log").open("w") as log:

@@ -10,7 +10,7 @@ import numpy as np
 from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.geometry.poses import motion_between
 from lepard_ros.geometry.rigid_motion import invert, move
-from lepard_ros.tracking.compiled import Shape, align_shapes, shape_of
+from lepard_ros.tracking.compiled import Shape, align_shapes, target_shape_of
 from lepard_ros.tracking.keyframe_map import MAX_HOPS, KeyframeMap
 from lepard_ros.tracking.keyframes import Keyframe, view_distances
 from lepard_ros.tracking.views import View
@@ -77,4 +77,4 @@ class LocalMap:
         order = np.argsort(view_distances(np.array([place for place, _ in clouds]), pose), kind="stable")[:CLOUDS]
         back = invert(pose)
         merged = np.concatenate([move(back @ clouds[index][0], clouds[index][1]) for index in order])
-        return shape_of(merged, self._map.spacing)
+        return target_shape_of(merged, self._map.spacing)

@@ -20,7 +20,7 @@ from lepard_ros.registration.rigid.estimate import MIN_POINTS
 from lepard_ros.registration.types import NO_MATCHES, Registration, StageClock, Status
 from lepard_ros.tracking.background import Background, never
 from lepard_ros.tracking.follower import FOLLOW_SECONDS, Follower
-from lepard_ros.tracking.keyframe_map import SURFACE_SPACING, Correction, KeyframeMap
+from lepard_ros.tracking.keyframe_map import Correction, KeyframeMap, alignment_spacing
 from lepard_ros.tracking.keyframes import Keyframe, KeyframeBuffer, expected_overlap
 from lepard_ros.tracking.loops import LoopCloser, LoopResult
 from lepard_ros.tracking.pose_candidates import PoseCandidate, largest_group
@@ -178,16 +178,15 @@ class RigidTracker:
         return view, ""
 
     def _choose_grid(self, points: FloatArray) -> None:
-        """Choose the encoding grid of the map from the first cloud, or take it from a loaded map.
-
-        A coarser encoding grid also makes the alignment grid coarser.
-        """
+        """Choose the grids of the map, for encoding and for alignment, from the first cloud or from a loaded map."""
         if self._map.grid is not None:
             return
-        loaded = next((frame.view.cloud for frame in self.keyframes), None)
-        grid = self.matcher.tracking_grid(points) if loaded is None else loaded.surface.spacing
-        self._map.grid = grid
-        self._map.spacing = SURFACE_SPACING * max(grid / self.matcher.network_grid, 1.0)
+        loaded = next(iter(self.keyframes), None)
+        if loaded is not None and loaded.view.cloud is not None:
+            self._map.grid, self._map.spacing = loaded.view.cloud.surface.spacing, loaded.surface.spacing
+            return
+        self._map.grid = self.matcher.tracking_grid(points)
+        self._map.spacing = alignment_spacing(points, self._map.grid / self.matcher.network_grid)
 
     def _begin(self, view: View, stamp: float, clock: StageClock) -> Track:
         """Start a map with this cloud."""

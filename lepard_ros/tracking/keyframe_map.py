@@ -19,8 +19,8 @@ from lepard_ros.tracking.track import TrackerSettings
 from lepard_ros.tracking.views import View
 
 SURFACE_SPACING = 0.03  # metres: alignment grid when the network uses its own grid
-# A cloud of a room has 14,000 cells of that size, a desk 6,000, and tracking time grows with them. The grid is coarsened
-# to this many. In a rendered room 3.0 and 4.2 cm have the same error (0.7 cm), in 54 and 32 ms.
+# A cloud of a room has 14,000 cells of that size, a desk 6,000, and tracking time grows with them. The grid is
+# coarsened to this many. In a rendered room 3.0 and 4.2 cm have the same error (0.7 cm), in 54 and 32 ms.
 CELLS, MAX_COARSENING = 8_000, 1.5
 MAX_PATH = 100_000  # newest poses that are kept: an hour at 27 Hz
 MAX_HOPS = 3  # keyframes within this many edges belong to one part of the map

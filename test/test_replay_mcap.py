@@ -53,8 +53,10 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("mcap") / "room"
     with closing(BagWriter(path, CAMERA, tf=False)) as writer:
         for i, pose in enumerate(sweep(COUNT, -15, 25)):
-            writer.write(10**9 + i * 10**8, render(pose, i), pose)
-            writer._put("/tf", 10**9 + i * 10**8, writer._transform(10**9 + i * 10**8, pose))
+            # The last cloud comes later: it is matched with keyframes instead of aligned from the predicted motion.
+            stamp = 10**9 + (i + 6 * (i == COUNT - 1)) * 10**8
+            writer.write(stamp, render(pose, i), pose)
+            writer._put("/tf", stamp, writer._transform(stamp, pose))
     return path
 
 

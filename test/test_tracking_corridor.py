@@ -3,6 +3,7 @@
 
 from dataclasses import dataclass
 from functools import cache
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from lepard_ros.registration.rigid.covariance import PATCH
 from lepard_ros.registration.rigid.estimate import RigidSettings
 from lepard_ros.registration.rigid.slack import resistance_of, slack_between
 from lepard_ros.registration.types import NO_MATCHES, Registration, Status, Surface
+from lepard_ros.tracking import keyframe_map
 from lepard_ros.tracking.follower import MAX_PREDICTED_SIGMA
 from lepard_ros.tracking.prior import (
     WEAKLY_HELD,
@@ -72,9 +74,11 @@ def steps() -> np.ndarray:
 
 
 @cache
-def walked() -> tuple[RigidTracker, list[Track]]:
+def walked(max_cells: int = keyframe_map.MAX_CELLS) -> tuple[RigidTracker, list[Track]]:
+    """max_cells: of the first cloud on the alignment grid, before the coarser one is taken."""
     tracker = RigidTracker(BlindMatcher(0.06))
-    return tracker, [tracker.process(cloud_at(z, i), 0.1 * i) for i, z in enumerate(steps())]
+    with patch.object(keyframe_map, "MAX_CELLS", max_cells):
+        return tracker, [tracker.process(cloud_at(z, i), 0.1 * i) for i, z in enumerate(steps())]
 
 
 def slid(track: Track, z: float) -> tuple[float, float]:
@@ -85,9 +89,11 @@ def slid(track: Track, z: float) -> tuple[float, float]:
     return float(abs(axis @ (track.pose - truth)[:3, 3])), float(np.sqrt(axis @ track.covariance[:3, :3] @ axis))
 
 
-def test_a_pose_that_slides_along_a_bare_corridor_says_how_far_it_may_be_wrong() -> None:
+@pytest.mark.parametrize(("max_cells", "spacing"), [(keyframe_map.MAX_CELLS, 0.03), (0, 0.042)])
+def test_a_pose_that_slides_along_a_bare_corridor_says_how_far_it_may_be_wrong(max_cells: int, spacing: float) -> None:
     """Before, the pose was 0.6 m off and more, with a sigma of 0.06 m."""
-    _, tracks = walked()
+    tracker, tracks = walked(max_cells)
+    assert tracker.keyframes[0].surface.spacing == pytest.approx(spacing)
     rows = [(*slid(track, z), track) for track, z in zip(tracks, steps(), strict=True) if track.pose is not None]
     assert len(rows) > 15
     assert all(error < 3 * sigma + 0.02 for error, sigma, _ in rows), [(e, s) for e, s, _ in rows]

@@ -21,10 +21,8 @@ from lepard_ros.geometry.voxel_grid import grid_subsample
 from lepard_ros.registration.rigid.icp import IcpSettings, align, sample
 from lepard_ros.registration.types import Surface
 
+# Also of the normals of a live cloud: with 6 they are so noisy that the cloud slides along a bare corridor unnoticed.
 GICP_NEIGHBOURS = 10
-# Normals of a live cloud. Of 10 neighbours they are no better (TUM fr1_desk: ATE 0.044 and 0.043 m, all tracked) and
-# take longer; those of the next point on a coarser grid lose 3 to 7 of 199 clouds.
-NORMAL_NEIGHBOURS = 6
 NEIGHBOURS, NEIGHBOUR_REACH = 16, 2.5  # for our own normals: count, and search radius in spacings
 # Maximum correspondence distances of the two ICP passes, in spacings: the first covers the usual prediction error.
 REACHES = (8.0, 2.7)
@@ -87,7 +85,7 @@ def live_shape_of(points: FloatArray, spacing: float) -> Shape:
     if library is None:
         return Shape(_own_surface(points, spacing))
     cloud = library.voxelgrid_sampling(np.asarray(points, dtype=np.float64), spacing)
-    library.estimate_normals(cloud, library.KdTree(cloud), NORMAL_NEIGHBOURS, 1)
+    library.estimate_normals(cloud, library.KdTree(cloud), GICP_NEIGHBOURS, 1)
     few, coarse = (library.voxelgrid_sampling(cloud, size * spacing) for size in (FEW, COARSE))
     library.estimate_covariances(few, library.KdTree(few), GICP_NEIGHBOURS, 1)
     return Shape(_surface(cloud.points(), cloud.normals(), spacing), few=few, coarse=coarse)

@@ -90,6 +90,16 @@ def test_a_signal_that_an_import_swallowed_ends_the_process_when_it_comes_again(
     assert (result.returncode, result.stdout) == (0, ""), result.stderr
 
 
+def test_signals_that_interrupt_each_other_still_end_the_process() -> None:
+    """Before, a signal inside of the first one's handler waited for a lock for ever."""
+    code = (
+        "import signal, threading; from lepard_ros.ros.stop_signal import StopSignal\n"
+        "threading.Condition.notify_all = lambda self: signal.raise_signal(signal.SIGTERM)\n"
+        "StopSignal(); signal.raise_signal(signal.SIGINT)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=20).returncode == 0
+
+
 def test_a_second_signal_changes_nothing() -> None:
     with NodeProcess() as node, Probe() as probe:
         probe.connect()

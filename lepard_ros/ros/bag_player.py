@@ -163,9 +163,9 @@ def play_bag(
             stop.spinning = True
             player = BagPlayer(bag, topics, clock)
             player.get_logger().info(f"Playing {path}: {', '.join(player.topics())}")
-            if wait_for and not player.wait_for(wait_for, stop.asked.is_set) and not stop.asked.is_set():
+            if wait_for and not player.wait_for(wait_for, lambda: stop.asked) and not stop.asked:
                 raise InputError(f"The node {wait_for} has not subscribed after {LISTENER_SECONDS:.0f} s; see its log.")
-            played = player.play(rate, stop.asked.is_set)
+            played = player.play(rate, lambda: stop.asked)
             player.destroy_node()
             return played
         finally:

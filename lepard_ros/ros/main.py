@@ -5,7 +5,6 @@ import argparse
 import gc
 import os
 import sys
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
@@ -62,19 +61,19 @@ def run_node(ros_arguments: list[str]) -> NoReturn:
     stop = StopSignal()  # before slow imports: `ros2 launch` may be stopped while the node still starts
     sys.setswitchinterval(SWITCH_SECONDS)
     use_one_blas_thread()  # before numpy is imported
-    import rclpy
-    from rclpy.signals import SignalHandlerOptions
-
-    rclpy.init(args=ros_arguments, signal_handler_options=SignalHandlerOptions.NO)
     try:
-        _live(stop)
+        _live(stop, ros_arguments)
     except SystemExit:  # a signal during the start; leaving this clause drops the frames that still hold the node
         pass
+    except Exception:
+        if not stop.asked:  # otherwise an import, which the signal interrupted, failed with an error of its own
+            raise
     finally:
         # Dropping the last reference to the node destroys the DDS participant, and some references are cycles.
         # Otherwise the participant stays in the graph for 20 s and keeps its shared memory.
         gc.collect()
-        rclpy.try_shutdown()
+        if "rclpy" in sys.modules:
+            sys.modules["rclpy"].try_shutdown()
     # Everything is closed. Tearing down torch and Open3D takes a second and aborts if the worker is still busy, so
     # exit immediately.
     sys.stdout.flush()
@@ -82,18 +81,21 @@ def run_node(ros_arguments: list[str]) -> NoReturn:
     os._exit(0)
 
 
-def _live(stop: StopSignal) -> None:
+def _live(stop: StopSignal, ros_arguments: list[str]) -> None:
     """Create the node, spin it, shut it down."""
+    import rclpy
     from rclpy.executors import SingleThreadedExecutor
+    from rclpy.signals import SignalHandlerOptions
 
     from lepard_ros.ros.node import LepardNode
 
+    rclpy.init(args=ros_arguments, signal_handler_options=SignalHandlerOptions.NO)
     node = LepardNode()
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     _start(node)
     stop.spinning = True
-    _spin(executor, node, stop.asked)
+    _spin(executor, node, stop)
     node.trigger_shutdown()
     executor.remove_node(node)
     node.destroy_node()
@@ -112,12 +114,12 @@ def _start(node: "LepardNode") -> None:
         raise InputError("The node could not be activated; see its log.")
 
 
-def _spin(executor: "Executor", node: "LepardNode", asked: threading.Event) -> None:
+def _spin(executor: "Executor", node: "LepardNode", stop: StopSignal) -> None:
     """Run callbacks until stopped. Errors in callbacks are logged; the node continues."""
     import rclpy
     from rclpy.executors import ExternalShutdownException
 
-    while not asked.is_set() and rclpy.ok():
+    while not stop.asked and rclpy.ok():
         try:
             executor.spin_once(timeout_sec=SPIN_SECONDS)
         except ExternalShutdownException:

@@ -4,7 +4,6 @@
 import os
 import signal
 import sys
-import threading
 from types import FrameType
 
 
@@ -13,14 +12,14 @@ class StopSignal:
 
     def __init__(self) -> None:
         """Install handlers for both signals."""
-        self.asked = threading.Event()
+        # Not an Event: a second signal inside of `Event.set` would wait for ever for the lock that the first one holds.
+        self.asked = False
         self.spinning = False
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        again = self.asked.is_set()
-        self.asked.set()
+        again, self.asked = self.asked, True
         if self.spinning:
             return
         if again:  # the import of a compiled module may have suppressed the first exception

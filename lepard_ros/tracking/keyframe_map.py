@@ -19,10 +19,10 @@ from lepard_ros.tracking.track import TrackerSettings
 from lepard_ros.tracking.views import View
 
 SURFACE_SPACING = 0.03  # metres: alignment grid when the network uses its own grid
-# A cloud of a room has 14,000 cells of that size, a desk 6,000, and tracking time grows with them. A sensor whose first
-# cloud has more than MAX_CELLS gets a coarser grid. In a rendered room 3.0 and 4.2 cm have the same error (0.7 cm), in
-# 54 and 32 ms. Only these two grids are tested in a bare corridor (`test_tracking_corridor.py`).
-MAX_CELLS, COARSER = 12_000, 1.4
+# A cloud of a desk has 6,000 cells of that size, one of a room 8,000 to 14,000, and tracking time grows with them. A
+# sensor whose first cloud has more than MAX_CELLS gets a coarser grid. In a rendered room 3.0 and 4.2 cm have the same
+# error (0.7 cm), in 54 and 32 ms. Only these two grids are tested in a bare corridor (`test_tracking_corridor.py`).
+MAX_CELLS, COARSER = 7_000, 1.4
 MAX_PATH = 100_000  # newest poses that are kept: an hour at 27 Hz
 MAX_HOPS = 3  # keyframes within this many edges belong to one part of the map
 # A loop that agrees with the map within these limits only adds an edge. Smaller corrections would replace the local

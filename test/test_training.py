@@ -24,7 +24,7 @@ from lepard_ros.synthesis.shards import make_room, room_path, save_room
 from lepard_ros.training.losses import descriptor_loss, focal_loss, focal_loss_sinkhorn, warping_loss
 from lepard_ros.training.objective import ObjectiveSettings, given_motions, objective, warp_coarse
 from lepard_ros.training.samples import HOLE_RADIUS, WAVE_LENGTH, RoomStream, Sample, bend, cut_holes, training_files
-from lepard_ros.training.training import Trainer, TrainingSettings, rate_at
+from lepard_ros.training.training import Trainer, TrainingSettings, _without_denormals, rate_at
 from lepard_ros.training.truth import mutual_matches
 
 TINY = LepardConfig.from_dict({**SMALL_RIGID.to_dict(), "width": 16, "feature_dim": 24, "fine_dim": 8, "grid": 0.1})
@@ -289,3 +289,11 @@ def test_bends_are_small_and_smooth_and_holes_are_balls() -> None:
     assert 0 < len(lost) < 100
     assert max(np.linalg.norm(lost - p, axis=1).min() for p in lost) < 2 * HOLE_RADIUS[1]
     assert len(cut_holes(points, rng, 0)) == len(points)
+
+
+def test_denormals_are_zero_only_within_a_backward_pass() -> None:
+    """Search trees of scipy crash for some clouds while they are."""
+    tiny = torch.full((64,), 1e-40)
+    with _without_denormals():
+        pass
+    assert (tiny * 1.0).sum() > 0

@@ -143,8 +143,6 @@ def run(args: argparse.Namespace) -> int:
     """Train until --steps; resumes from OUT/checkpoint.pt if it exists."""
     rank, world = start_processes(args.device)
     args.device = own_device(args.device)
-    # The softmax over all fine points has gradients below 1e-38, with which a matrix product takes ten times as long.
-    torch.set_flush_denormal(True)
     torch.manual_seed(args.seed)
     network, args.mode = starting_network(args)
     freeze(network, args.freeze)

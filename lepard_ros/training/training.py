@@ -5,7 +5,8 @@ import csv
 import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,18 @@ def rate_at(step: int, settings: TrainingSettings) -> float:
     if settings.schedule == "linear":
         return low + (1 - low) * (1 - progress)
     return low**progress if settings.schedule == "exponential" else 1.0
+
+
+@contextmanager
+def _without_denormals() -> Iterator[None]:
+    """Count numbers below 1e-38 as zero: the softmax over all fine points has such gradients, and a matrix product with
+    them takes ten times as long. Only for a backward pass, because search trees of scipy may crash in this mode.
+    """
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def make_optimiser(parameters: list[nn.Parameter], settings: TrainingSettings) -> torch.optim.Optimizer:
@@ -117,7 +130,8 @@ class Trainer:
             with self._autocast():
                 encoded = None if shared is None else [shared.of(pair)]
                 result = objective(self.network, [pair], mine, seed=self.step_number, encoded=encoded)
-            self.scaler.scale(result.loss / len(pairs)).backward()
+            with _without_denormals():
+                self.scaler.scale(result.loss / len(pairs)).backward()
             rows.append({"loss": float(result.loss.detach()), **result.parts})
         if shared is not None:
             shared.backward()

@@ -89,6 +89,14 @@ def test_procrustes_of_collinear_points_has_an_infinite_condition() -> None:
     assert weighted_procrustes(line, line, torch.ones(1, 20)).condition > 1e4
 
 
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_the_gradient_of_an_undetermined_fit_is_finite(weight: float) -> None:
+    corners = torch.cat([torch.eye(3), -torch.eye(3)])[None]  # all singular values are equal
+    weights = torch.full((1, 6), weight, requires_grad=True)
+    weighted_procrustes(corners, corners, weights).rotation.square().sum().backward()
+    assert weights.grad is not None and weights.grad.isfinite().all()
+
+
 @pytest.mark.parametrize(("count", "k"), [(64, 3), (5000, 1), (5000, 20), (5000, 60), (5037, 12), (7, 7)])
 def test_the_largest_values_are_found_without_sorting_all(count: int, k: int) -> None:
     values = random(count)

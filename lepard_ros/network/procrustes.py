@@ -85,12 +85,18 @@ def weighted_procrustes(x: Tensor, y: Tensor, weights: Tensor, epsilon: float = 
 
 def nearest_rotation(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """The rotation nearest to each matrix (B, 3, 3), and the condition (B,): its largest over its least
-    singular value.
+    singular value. A gradient that is not finite, as where two singular values are equal, becomes zero.
     """
+    if matrix.requires_grad:
+        matrix.register_hook(_finite)
     u, s, vt = torch.linalg.svd(matrix)
     sign = torch.ones_like(s)
     sign[:, 2] = torch.linalg.det(u) * torch.linalg.det(vt)
     return u * sign[:, None] @ vt, s[:, 0] / s[:, 2]
+
+
+def _finite(gradient: Tensor | None) -> Tensor | None:
+    return gradient if gradient is None else torch.where(gradient.isfinite(), gradient, 0.0)
 
 
 def rotation_by_products(matrix: Tensor) -> tuple[Tensor, Tensor]:

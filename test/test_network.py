@@ -147,6 +147,22 @@ def test_the_invariant_operator_of_a_constant_is_its_histogram() -> None:
     torch.testing.assert_close(layer(ones, relation), histogram @ layer.weights[:, 0])
 
 
+def test_transposed_lists_are_the_same_by_counting_and_by_sorting() -> None:
+    relation = network_of(TINY_OURS).backbone.relations(pyramids(TINY_OURS, 0)[0])[0][0]
+    bag, gradient = relation.invariant_bag(), random(len(relation.queries), 6)
+    sums = [
+        torch.nn.functional.embedding_bag(queries, gradient, offsets, per_sample_weights=weights, mode="sum")
+        for queries, offsets, weights in (bag._count_columns(), bag._sort_columns())
+    ]
+    dense = torch.zeros(bag.supports * bag.kernels, 6).index_add_(
+        0,
+        bag.columns.flatten().long(),
+        bag.weights.flatten()[:, None] * gradient.repeat_interleave(bag.columns.shape[1], 0),
+    )
+    torch.testing.assert_close(sums[0], dense, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(sums[1], dense, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("config", [TINY_PAPER, TINY_OURS, TINY_SMOOTH], ids=["paper", "ours", "smooth"])
 def test_memory_that_is_used_again_changes_no_result(config: LepardConfig) -> None:
     network, (first, second) = network_of(config), pyramids(config, 0, 1)

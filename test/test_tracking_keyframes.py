@@ -243,3 +243,15 @@ def test_a_place_among_many_needs_more_evidence_unless_the_sensor_was_just_near_
     keyframes.path.add(99.0, 19, np.eye(4))
     assert relocaliser._likely(weak, 100.0), "half a metre from the last pose, one second later"
     assert not relocaliser._likely(weak, 200.0), "by then the sensor may be anywhere"
+
+
+def test_a_place_that_the_sensor_cannot_have_reached_needs_a_doubted_pose_or_time() -> None:
+    """The back of a cabinet looked like its front: a search jumped there with much evidence, and tracking stayed."""
+    keyframes = KeyframeMap(TrackerSettings())
+    for number in range(3):
+        keyframes.keyframes.add(Keyframe(number, float(number), look(0.5 * number, 0, 0), tiny_view()))
+    relocaliser, far = relocaliser_in(keyframes), seen_at(20.0, 2, quality=8.0)
+    keyframes.path.add(99.0, 0, np.eye(4))
+    assert not relocaliser._likely(far, 100.0), "20 m in one second"
+    assert relocaliser._likely(far, 100.0, doubted=True), "the network contradicted the last pose"
+    assert relocaliser._likely(far, 103.0), "carried away with a covered lens"

@@ -200,10 +200,10 @@ class Follower:
         seconds = abs(stamp - since)
         return VELOCITY_ERROR * seconds + VELOCITY_RANDOM_WALK * seconds**1.5 / 3**0.5
 
-    def recent(self, stamp: float) -> bool:
-        """Whether the last pose is recent enough for frame-to-map tracking."""
+    def recent(self, stamp: float, max_seconds: float = FOLLOW_SECONDS) -> bool:
+        """Whether the last pose is recent enough, by default for frame-to-map tracking."""
         latest = self._map.path.latest(self._map.keyframes, 1)
-        return self._pose_valid and bool(latest) and abs(stamp - latest[0][0]) <= FOLLOW_SECONDS
+        return self._pose_valid and bool(latest) and abs(stamp - latest[0][0]) <= max_seconds
 
     def overlapping_keyframes(self, view: View, pose: FloatArray, count: int) -> list[Keyframe]:
         """The keyframes with the largest predicted overlap at a pose (4, 4), with hysteresis for the last one."""

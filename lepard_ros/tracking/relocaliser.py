@@ -83,9 +83,12 @@ class Relocaliser:
             return candidates
         return [self._retry_wide(view, candidate, guesses[-1]) for candidate in candidates]
 
-    def search(self, view: View, stamp: float, tried: list[PoseCandidate]) -> list[PoseCandidate]:
+    def search(
+        self, view: View, stamp: float, tried: list[PoseCandidate], doubted: bool = False
+    ) -> list[PoseCandidate]:
         """Compare the matches of similar keyframes and register the best; a large map is searched over several clouds.
 
+        doubted: the last pose may be wrong, so that the sensor may be anywhere.
         The limit is a count, not a time, so that the result does not depend on the speed of the machine.
         """
         frames = self._search_order(view, self._search_index + SEARCH_KEYFRAMES)
@@ -95,15 +98,21 @@ class Relocaliser:
         clouds = [frame.view.encode(self._matcher) for frame in frames]
         registered = self._matcher.register_best(view.encode(self._matcher), clouds, SEARCH_REGISTERED)
         found = self._verified(view, [frames[index] for index in registered], list(registered.values()))
-        found = [candidate if self._likely(candidate, stamp) else _refused(candidate) for candidate in found]
+        found = [candidate if self._likely(candidate, stamp, doubted) else _refused(candidate) for candidate in found]
         if not any(candidate.registration.ok for candidate in found):
             self._search_index += SEARCH_KEYFRAMES  # else the next cloud has to confirm it here
         return [candidate for candidate in tried if candidate.registration.ok] + found
 
-    def _likely(self, candidate: PoseCandidate, stamp: float) -> bool:
-        """Whether the evidence for a pose outweighs its prior odds."""
+    def _likely(self, candidate: PoseCandidate, stamp: float, doubted: bool = False) -> bool:
+        """Whether the evidence for a pose outweighs its prior odds.
+
+        Never where the sensor cannot be so soon after a pose that nobody doubts: the back of a cabinet may look like
+        its front.
+        """
         if self._follower.reachable_from_last(candidate, stamp, MAX_SINCE_LAST):
             return True
+        if not doubted and self._follower.recent(stamp, MAX_SINCE_LAST):
+            return False
         return candidate.registration.quality >= np.log(min(len(self._map.keyframes), MAX_PLACES))
 
     def confirm(self, view: View, candidates: list[PoseCandidate], stamp: float) -> PoseCandidate | None:

@@ -233,8 +233,8 @@ class RigidTracker:
         group = largest_group(near + self._follower.uncertain)
         if group and not self._pose_disputed:
             return group[0], Event.FOLLOWED, candidates
-        self._pose_disputed = False
-        candidates = self._background.run(lambda: self._relocaliser.search(view, stamp, candidates), first=True)
+        doubted, self._pose_disputed = self._pose_disputed, False
+        candidates = self._background.run(lambda: self._relocaliser.search(view, stamp, candidates, doubted), first=True)
         found = self._background.run(lambda: self._relocaliser.confirm(view, candidates, stamp), first=True)
         if found is None and group:
             return group[0], Event.FOLLOWED, candidates  # disputed, but no other pose was found

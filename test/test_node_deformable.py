@@ -67,6 +67,10 @@ def test_a_creature_is_followed_and_the_warp_can_be_applied_by_others() -> None:
         published = decode_points(heard["warped_points"][-1]).reshape(-1, 3)
         distance, _ = cKDTree(published[np.isfinite(published).all(axis=1)]).query(moved[covered])
         assert np.median(distance) < 0.02
+        cloud = heard["warped_points"][-1]
+        support = np.frombuffer(bytes(cloud.data), dtype="<f4").reshape(-1, 4)[:, 3]
+        assert [field.name for field in cloud.fields] == ["x", "y", "z", "support"]
+        assert ((support >= 0) & (support <= 1.0001)).all() and np.median(support) > 0.3
         assert len(decode_points(heard["model"][-1])) > 500
         assert probe.call("reset").success
         assert probe.track(film().cloud(0), start + 9 * STEP_NS, seconds=60).new_keyframe

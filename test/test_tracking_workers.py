@@ -17,6 +17,7 @@ from lepard_ros.geometry.rigid_motion import invert
 from lepard_ros.matcher import EncodedCloud, Matcher
 from lepard_ros.registration.types import NO_MATCHES, Registration, Status
 from lepard_ros.tracking.background import Background
+from lepard_ros.tracking.keyframes import Keyframe
 from lepard_ros.tracking.rigid import RigidTracker
 from lepard_ros.tracking.state import TRANSITIONS, Event, next_state
 from lepard_ros.tracking.track import Track, TrackerSettings, TrackingState
@@ -181,6 +182,24 @@ def test_the_network_is_not_asked_about_a_cloud_that_is_followed() -> None:
     tracks = walk(tracker, poses)
     assert [track.registration.method for track in tracks[1:]] == ["motion"] * 4
     assert all(motion_between(t.pose, invert(poses[0]) @ p)[0] < 0.03 for t, p in zip(tracks, poses, strict=True))
+
+
+def test_a_pose_is_checked_now_and_then_where_no_keyframe_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a known map nothing else asks the network; a pose that it disputes is looked for with the next cloud."""
+    tracker, checked = RigidTracker(FpfhMatcher(0.06), SETTINGS), []
+
+    def is_disputed(frame: Keyframe, reference: Keyframe) -> bool:
+        assert motion_between(reference.pose, frame.pose)[0] < 0.03 and frame.id not in tracker.keyframes
+        checked.append(frame.stamp)
+        return len(checked) == 2
+
+    monkeypatch.setattr(tracker._loop_closer, "is_disputed", is_disputed)
+    stamps = [0.25 * i for i in range(50)]
+    tracks = [tracker.process(cloud_at(np.eye(4), 0), stamp) for stamp in stamps]
+    assert checked == [5.0, 10.0] and len(tracker.keyframes) == 1
+    searched = [track.stamp for track in tracks if "search" in track.seconds]
+    assert len(searched) == 1 and 10.0 < searched[0] < 12.0
+    assert all(track.pose is not None for track in tracks)
 
 
 @pytest.mark.parametrize(("fallback", "method"), [("none", None), ("fpfh", "fpfh")])

@@ -5,7 +5,7 @@ Nothing here imports ROS: a message is any object with the attributes of sensor_
 Every number of a message is checked against the received bytes before anything is allocated from it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -75,21 +75,32 @@ def decode_points(message: Any, max_points: int | None = None) -> NDArray[np.flo
     return points
 
 
-def encode_points(points: NDArray[np.floating], colours: NDArray[np.uint8] | None = None) -> EncodedPoints:
+def encode_points(
+    points: NDArray[np.floating],
+    colours: NDArray[np.uint8] | None = None,
+    scalars: Mapping[str, NDArray[np.floating]] | None = None,
+) -> EncodedPoints:
     """The PointCloud2 layout of points, little-endian float32.
 
     points: (N, 3) or (H, W, 3) metres; NaN is kept. colours: same leading shape + (3,) as RGB in 0..255, or None.
+    scalars: further fields by name, one value per point.
     """
     points = np.asarray(points)
     if points.ndim not in (2, 3) or points.shape[-1] != 3:
         raise InputError(f"Points to encode have shape {points.shape}; give (N, 3) or (H, W, 3).")
     height, width = (1, points.shape[0]) if points.ndim == 2 else points.shape[:2]
-    fields = [Field(name, 4 * axis, FLOAT32, 1) for axis, name in enumerate(_AXES)]
-    values = np.empty((height * width, 3 if colours is None else 4), dtype="<f4")
-    values[:, :3] = points.reshape(-1, 3)
+    further = {name: np.ravel(numbers) for name, numbers in (scalars or {}).items()}
     if colours is not None:
-        values[:, 3] = _packed_colours(colours, height * width)
-        fields.append(Field("rgb", 12, FLOAT32, 1))
+        further["rgb"] = _packed_colours(colours, height * width)
+    fields = [Field(name, 4 * place, FLOAT32, 1) for place, name in enumerate((*_AXES, *further))]
+    values = np.empty((height * width, len(fields)), dtype="<f4")
+    values[:, :3] = points.reshape(-1, 3)
+    for column, (name, numbers) in enumerate(further.items(), 3):
+        if len(numbers) != height * width:
+            raise InputError(
+                f"{len(numbers)} values of {name!r} were given for {height * width} points; give one each."
+            )
+        values[:, column] = numbers
     step = 4 * values.shape[1]
     dense = bool(np.isfinite(values[:, :3]).all())
     return EncodedPoints(height, width, fields, False, step, step * width, values.tobytes(), dense)

@@ -28,7 +28,7 @@ __all__ = [
 
 OPENING = "Filming a creature"
 SEED = 0
-PACE = "wait"  # in real time two cores without a GPU drop most of the clouds
+PACE = "wait"  # in real time two cores without a GPU drop half of the clouds
 MIN_FRAMES = 12
 MIN_FOLLOWED = 0.8  # minimum share of tracked clouds, among those that show the creature and were not dropped
 FRAMES = 100  # the whole turn, in ten seconds

@@ -71,14 +71,19 @@ def header(stamp_ns: int, frame_id: str) -> Header:
     return Header(stamp=stamp_from_ns(stamp_ns), frame_id=frame_id)
 
 
-def cloud_message(points: FloatArray, stamp_ns: int, frame_id: str) -> PointCloud2:
-    """A PointCloud2 of float32 x, y, z from (N, 3) or (H, W, 3) metres; uses sensor_msgs_py if installed."""
+def cloud_message(
+    points: FloatArray, stamp_ns: int, frame_id: str, scalars: dict[str, FloatArray] | None = None
+) -> PointCloud2:
+    """A PointCloud2 of float32 x, y, z from (N, 3) or (H, W, 3) metres; uses sensor_msgs_py if installed.
+
+    scalars: further float32 fields by name, one value per point.
+    """
     library = ros_library("sensor_msgs_py.point_cloud2")
-    if library is not None and np.ndim(points) == 2:
+    if library is not None and np.ndim(points) == 2 and not scalars:
         message = library.create_cloud_xyz32(header(stamp_ns, frame_id), np.asarray(points, dtype=np.float32))
         message.is_dense = bool(np.isfinite(points).all())
         return message
-    encoded = encode_points(points)
+    encoded = encode_points(points, scalars=scalars)
     message = PointCloud2(
         header=header(stamp_ns, frame_id),
         height=encoded.height,

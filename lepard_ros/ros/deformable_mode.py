@@ -139,7 +139,8 @@ class DeformableMode:
         message = warp_message(track.warp, source, target)
         message.matches, message.inliers = len(track.inliers), int(track.inliers.sum())
         message.residual = float(track.residual)
-        cloud = conversion.cloud_message(track.warped_points, frame.stamp_ns, frame.frame_id)
+        support = {"support": track.support}
+        cloud = conversion.cloud_message(track.warped_points, frame.stamp_ns, frame.frame_id, support)
         outputs = [Output("warp", message), Output("warped_points", cloud)]
         if "markers" in wanted:
             graph = track.warp.graph

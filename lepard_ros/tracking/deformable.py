@@ -97,7 +97,8 @@ class DeformableTrack:
     state: OK and RELOCALISED come with a warp, the others never do. reason: a short text.
     warp: from the model's rest shape (frame of the first cloud) to the live cloud, or None.
     model_points: (N, 3) in the rest shape. warped_points: (N', 3) the points that the warp covers, in the live cloud's
-    frame. matches: from the rest shape to the live cloud, after filtering; inliers: (M,) bool.
+    frame. support: (N',) in [0, 1], how far their motion can be trusted. matches: from the rest shape to the live
+    cloud, after filtering; inliers: (M,) bool.
     method: how the warp was found: "lepard", "nicp" (non-rigid ICP without matches), or empty without a warp.
     change: update of the model. overlap: share of the warped model on the cloud. residual: metres, in the overlap.
     cut_edges: edges that stayed torn and were removed now. reset: the model started with this cloud. model_stamp: stamp
@@ -110,6 +111,7 @@ class DeformableTrack:
     warp: Warp | None
     model_points: FloatArray
     warped_points: FloatArray
+    support: FloatArray
     matches: Matches
     inliers: BoolArray
     method: str = ""
@@ -621,8 +623,9 @@ class DeformableTracker:
     ) -> DeformableTrack:
         model_points = np.zeros((0, 3)) if self.model is None else self.model.points.copy()
         warped_points: FloatArray = np.zeros((0, 3))
+        support: FloatArray = np.zeros(0)
         if warp is not None and self._last is not None:
-            warped_points = self._last.warped_model.warped
+            warped_points, support = self._last.warped_model.warped, self._last.warped_model.support
         return DeformableTrack(
             stamp=stamp,
             state=state,
@@ -630,6 +633,7 @@ class DeformableTracker:
             warp=warp,
             model_points=model_points,
             warped_points=warped_points,
+            support=support,
             matches=NO_MATCHES if matches is None else matches,
             inliers=np.zeros(0, dtype=bool) if inliers is None else inliers,
             reset=reset,

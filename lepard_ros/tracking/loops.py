@@ -34,7 +34,7 @@ LOOP_DRIFT = 0.3  # metres, at any distance
 LOOP_DRIFT_SHARE = 0.1  # plus this share of the path in between
 LOOP_DRIFT_DEGREES = 20.0
 # The network disputes a tracked pose beyond these limits; below them its own error at low overlap may be the cause.
-DISPUTED = 0.3  # metres
+DISPUTED, DISPUTED_CELLS = 0.3, 6.0  # metres, or cells of the alignment grid if that is more (LiDAR)
 DISPUTED_DEGREES = 15.0
 # A tracked motion is not disputed if this share of the matches agrees with it, within AGREEMENT spacings.
 MAJORITY, AGREEMENT = 0.5, 5.0
@@ -58,7 +58,7 @@ class LoopCloser:
     def find_loops(self, frame: Keyframe, reference: Keyframe, keyframes: KeyframeBuffer) -> LoopResult:
         """Encode a new keyframe and find edges to the others. reference: the keyframe that it was tracked from."""
         frame.view.encode(self._matcher)
-        disputed = self._disputed(frame, reference)
+        disputed = self.is_disputed(frame, reference)
         if not self.settings.loop_closures or disputed:
             return LoopResult([], disputed)
         walked = keyframes.distances_walked()
@@ -75,8 +75,11 @@ class LoopCloser:
         credible = [pair for pair in found if self._credible(frame, *pair, _drift(walked[pair[0].id]))]
         return LoopResult([self._edge(frame, *pair) for pair in credible], False)
 
-    def _disputed(self, frame: Keyframe, reference: Keyframe) -> bool:
-        """Whether the network confidently places the new keyframe elsewhere than tracking did."""
+    def is_disputed(self, frame: Keyframe, reference: Keyframe) -> bool:
+        """Whether the network confidently places a cloud elsewhere than tracking did.
+
+        frame: a new keyframe, or a tracked cloud that does not become one. reference: what it was tracked from.
+        """
         (matches,) = self._matcher.match_many(frame.view.encode(self._matcher), [reference.view.encode(self._matcher)])
         tracked, radius = invert(reference.pose) @ frame.pose, AGREEMENT * reference.surface.spacing
         if np.sum(agreeing_matches(matches, tracked[None], radius)) > MAJORITY * max(len(matches.confidence), 1):
@@ -85,7 +88,7 @@ class LoopCloser:
         if motion.transform is None:
             return False
         distance, turn = motion_between(reference.pose @ motion.transform, frame.pose)
-        return distance > DISPUTED or turn > DISPUTED_DEGREES
+        return distance > max(DISPUTED, DISPUTED_CELLS * reference.surface.spacing) or turn > DISPUTED_DEGREES
 
     def _near(self, frame: Keyframe, among: list[Keyframe], keyframes: KeyframeBuffer) -> list[Keyframe]:
         """Those of the keyframes with sufficient predicted overlap, largest first."""

@@ -233,11 +233,13 @@ class WarpedModel(NamedTuple):
     """The model warped to one live cloud; maps points of that cloud to the rest shape.
 
     warped: (N, 3) model points in the live cloud. rest: (N, 3) the same in the rest shape. turn: (N, 3, 3) rotations.
+    support: (N,) in [0, 1], how far the motion of each point can be trusted.
     """
 
     warped: FloatArray
     rest: FloatArray
     turn: FloatArray
+    support: FloatArray
 
     def to_rest(self, points: FloatArray, reach: float) -> tuple[FloatArray, BoolArray]:
         """Points (M, 3) of that live cloud in the rest shape, and which of them lie within `reach` of the model."""
@@ -250,8 +252,10 @@ class WarpedModel(NamedTuple):
 
 def warped_model(points: FloatArray, warp: Warp, skin: Skinning | None = None) -> WarpedModel:
     """Apply a warp to the points (N, 3) of a model. skin: of these points on the warp's nodes, if known."""
+    skin = skin or warp.graph.skin(points)
     warped, turns, covered = warp.apply_with_turns(points, skin)
-    return WarpedModel(warped[covered], points[covered], _unit_columns(turns[covered]))
+    support = warp.support_of(skin)[covered]
+    return WarpedModel(warped[covered], points[covered], _unit_columns(turns[covered]), support)
 
 
 def thin(points: FloatArray, spacing: float) -> FloatArray:

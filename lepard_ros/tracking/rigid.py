@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 # a fast sensor, whose tracking holds the interpreter lock most of the time, a job of 0.1 CPU-s takes 0.2 to 1.1 s.
 BACKGROUND_PERIOD = 0.093
 KEYFRAME_MIN_OVERLAP = 0.12  # minimum overlap with the map for a new keyframe
+# The network checks every new keyframe, and a tracked cloud if it has checked none for CHECK_SECONDS by the stamps: a
+# known map has no new keyframes. A cloud with less overlap with its keyframe is not checked, for the network may err.
+CHECK_SECONDS, CHECK_MIN_OVERLAP = 5.0, 0.4
 TOO_FEW_POINTS = Registration(None, Status.TOO_FEW_POINTS, NO_MATCHES, np.zeros(0, dtype=bool))
 
 
@@ -94,6 +97,7 @@ class RigidTracker:
         self._state = next_state(TrackingState.INITIALISING, Event.RESET)
         self._started_here = False  # this tracker started the map; it was not loaded
         self._pose_disputed = False  # the network contradicts the tracked pose: relocalise with the next cloud
+        self._checked = float("-inf")  # stamp of the last cloud that the network was asked to check
         self._optimising = False
         self._needs_optimisation = False  # loops were added since the last optimisation started
         self._loop_closed = False  # a loop was closed and not reported yet
@@ -194,6 +198,7 @@ class RigidTracker:
             return self._without_pose(stamp, "there is no map to localise in and mapping is off", [], clock)
         frame = self._map.begin(view, stamp, self.origin)
         self._map.path.add(stamp, frame.id, np.eye(4))
+        self._checked = stamp
         self._background.submit(lambda: view.encode(self.matcher), lambda _: frame.update_nbytes())
         self._follower.begin(frame)
         self._state, self._started_here = next_state(self._state, Event.STARTED), True
@@ -234,7 +239,9 @@ class RigidTracker:
         if group and not self._pose_disputed:
             return group[0], Event.FOLLOWED, candidates
         doubted, self._pose_disputed = self._pose_disputed, False
-        candidates = self._background.run(lambda: self._relocaliser.search(view, stamp, candidates, doubted), first=True)
+        candidates = self._background.run(
+            lambda: self._relocaliser.search(view, stamp, candidates, doubted), first=True
+        )
         found = self._background.run(lambda: self._relocaliser.confirm(view, candidates, stamp), first=True)
         if found is None and group:
             return group[0], Event.FOLLOWED, candidates  # disputed, but no other pose was found
@@ -276,7 +283,10 @@ class RigidTracker:
         )
         self._loop_closed = False
         is_keyframe = self._state is TrackingState.OK and self._needs_keyframe(view, accepted)
-        return self._add_keyframe(track, view, accepted, clock) if is_keyframe else track
+        if is_keyframe:
+            return self._add_keyframe(track, view, accepted, clock)
+        self._check_now_and_then(track, view, accepted)
+        return track
 
     def _twist(self, stamp: float, accepted: PoseCandidate) -> Twist | None:
         """The velocity since the last pose, if it is recent and the pose did not jump."""
@@ -313,7 +323,21 @@ class RigidTracker:
         clock.stop("map")
         return replace(track, new_keyframe=True)
 
+    def _check_now_and_then(self, track: Track, view: View, accepted: PoseCandidate) -> None:
+        """Let the network check the pose of this cloud, if it has checked none for some time."""
+        recent = 0 <= track.stamp - self._checked < CHECK_SECONDS
+        if recent or self._state is not TrackingState.OK or accepted.registration.overlap < CHECK_MIN_OVERLAP:
+            return
+        assert track.pose is not None
+        self._checked = track.stamp
+        cloud, reference = Keyframe(-1, track.stamp, track.pose, view), replace(accepted.keyframe)
+        self._background.submit(lambda: self._loop_closer.is_disputed(cloud, reference), self._dispute)
+
+    def _dispute(self, disputed: bool) -> None:
+        self._pose_disputed |= disputed
+
     def _submit_loop_search(self, frame: Keyframe, reference: Keyframe) -> None:
+        self._checked = frame.stamp
         frame_then, reference_then, snapshot = replace(frame), replace(reference), self.keyframes.copy()
         self._background.submit(
             lambda: self._loop_closer.find_loops(frame_then, reference_then, snapshot),
@@ -323,7 +347,7 @@ class RigidTracker:
     def _apply_loops(self, result: LoopResult, frame: Keyframe) -> None:
         """Apply the background worker's result for a keyframe."""
         frame.update_nbytes()
-        self._pose_disputed |= result.disputed
+        self._dispute(result.disputed)
         edges = self._map.add_edges(self._map.confirmed(result.edges))
         self._needs_optimisation |= any(self._map.contradicts(edge) for edge in edges)
         self._loop_closed |= bool(edges) and not self._needs_optimisation

@@ -1,10 +1,12 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The state machine of the rigid tracker. Only `next_state` changes the state.
 
-INITIALISING --STARTED, FOLLOWED--> OK <--FOLLOWED-- RELOCALISED
+INITIALISING --STARTED, FOLLOWED--> OK <--FOLLOWED-- RELOCALISED --MISSED--> LOST
      |                              |                   ^
      | FOUND (in a loaded map)      | MISSED            | FOUND, FOLLOWED
      +--------> RELOCALISED         +------> LOST ------+
+
+docs/architecture.md has the whole diagram.
 """
 
 import enum

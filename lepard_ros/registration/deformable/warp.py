@@ -126,9 +126,13 @@ class Warp:
     def supported(self, points: FloatArray, min_support: float = MIN_SUPPORT) -> BoolArray:
         """Mask (N,) of the points (N, 3) whose motion is supported by matches; the others only follow neighbours."""
         skin = self.graph.skin(np.asarray(points, dtype=np.float64))
-        if not self.ok or not len(self.support):
-            return np.zeros(len(points), dtype=bool)
-        return skin.covered & (np.einsum("nk,nk->n", skin.weights, self.support[skin.nodes]) >= min_support)
+        return skin.covered & self.ok & (self.support_of(skin) >= min_support)
+
+    def support_of(self, skin: Skinning) -> FloatArray:
+        """The support (N,) in [0, 1] of points with this skinning, from that of the nodes around them."""
+        if not len(self.support):
+            return np.zeros(len(skin.covered))
+        return np.asarray(np.einsum("nk,nk->n", skin.weights, self.support[skin.nodes]))
 
     def turns(self, points: FloatArray) -> FloatArray:
         """Blended rotations (N, 3, 3) of the surface at points (N, 3); identity where they are not covered."""

@@ -15,14 +15,14 @@ import torch
 
 from lepard_ros.commands import train as command
 from lepard_ros.errors import InputError
-from lepard_ros.network.config import SMALL_RIGID, LepardConfig
-from lepard_ros.network.lepard import Lepard
+from lepard_ros.network.config import MATCH_LEVEL, SMALL_RIGID, LepardConfig
+from lepard_ros.network.lepard import Lepard, LepardOutput, Repositioning, pad_clouds
 from lepard_ros.network.procrustes import RigidFit
 from lepard_ros.network.weights import load
 from lepard_ros.synthesis.meshes import MeshLibrary
 from lepard_ros.synthesis.shards import make_room, room_path, save_room
-from lepard_ros.training.losses import descriptor_loss, focal_loss, focal_loss_sinkhorn, warping_loss
-from lepard_ros.training.objective import ObjectiveSettings, given_motions, objective, warp_coarse
+from lepard_ros.training.losses import descriptor_loss, focal_loss, focal_loss_sinkhorn, rejection_loss, warping_loss
+from lepard_ros.training.objective import ObjectiveSettings, SharedEncodings, given_motions, objective, warp_coarse
 from lepard_ros.training.samples import HOLE_RADIUS, WAVE_LENGTH, RoomStream, Sample, bend, cut_holes, training_files
 from lepard_ros.training.training import Trainer, TrainingSettings, _without_denormals, rate_at
 from lepard_ros.training.truth import mutual_matches
@@ -53,6 +53,15 @@ def test_focal_loss_by_hand() -> None:
     negative = -0.25 * (0.1**2 * np.log(0.9) + 0.2**2 * np.log(0.8)) / 2
     assert float(focal_loss_sinkhorn(confidence, matches)) == pytest.approx(expected + negative, rel=1e-5)
     assert float(focal_loss(confidence, matches[:0])) == 0.0
+
+
+def test_rejection_loss_by_hand() -> None:
+    confidence = torch.tensor([[[0.5, 0.1], [0.2, 0.9]]])
+    first = Repositioning(confidence, fit=None, applied=torch.ones(1))  # type: ignore[arg-type]
+    output = LepardOutput(confidence / 2, fitted=None, repositionings=[first])  # type: ignore[arg-type]
+    expected = -0.25 * sum(np.log([1 - 0.1, 1 - 0.05, 1 - 0.9, 1 - 0.45])) / 2
+    assert float(rejection_loss(output, torch.tensor([[0, 1], [1, 1]]))) == pytest.approx(expected, rel=1e-5)
+    assert float(rejection_loss(output, torch.zeros(0, 2, dtype=torch.long))) == 0.0
 
 
 def test_warping_loss_by_hand() -> None:
@@ -139,8 +148,12 @@ def test_training_reduces_the_loss(rooms: Path) -> None:
     assert np.mean(losses[-3:]) < 0.8 * losses[0]
 
 
-def test_shared_encodings_give_the_gradients_of_single_pairs(rooms: Path) -> None:
-    trainer = trainer_of()
+@pytest.mark.parametrize("frozen", [[], ["pair_bias"]])
+def test_shared_encodings_give_the_gradients_of_single_pairs(rooms: Path, frozen: list[str]) -> None:
+    torch.manual_seed(0)
+    network = Lepard(TINY)
+    command.freeze(network, frozen)  # biases that are not trained are computed once per cloud
+    trainer = Trainer(network, TrainingSettings(warmup=2))
     pairs = RoomStream([rooms], trainer.network, lanes=1, clouds=4).batch(0)
     assert len(pairs) > len({id(s) for p in pairs for s in (p.source, p.target)}) / 2  # clouds are used several times
     trainer._backward(pairs)
@@ -150,6 +163,26 @@ def test_shared_encodings_give_the_gradients_of_single_pairs(rooms: Path) -> Non
         (objective(trainer.network, [pair], ObjectiveSettings(), seed=0).loss / len(pairs)).backward()
     for one, parameter in zip(shared, trainer.parameters, strict=True):
         torch.testing.assert_close(one, parameter.grad, atol=1e-4, rtol=1e-3)
+
+
+def test_the_mirrored_weight_counts_confident_matches_of_the_mirror_image(rooms: Path) -> None:
+    torch.manual_seed(0)
+    network, mirror = Lepard(replace(TINY, chirality=True)), torch.diag(torch.tensor([-1.0, 1.0, 1.0]))
+    pair = RoomStream([rooms], network, lanes=1, clouds=2).batch(0)[0]
+    encoded = [SharedEncodings(network, [pair], [pair.source]).of(pair)]
+    without, counted = (
+        objective(network, [pair], ObjectiveSettings(mirrored_weight=weight), encoded=encoded) for weight in (0.0, 2.0)
+    )
+    pyramid = pair.source.pyramid
+    points, normals = ([x @ mirror for x in level] for level in (pyramid.points, pyramid.normals))
+    image = replace(pyramid, points=points, normals=normals)
+    clouds = [
+        pad_clouds([network.encode(p)[0]], [p.points[MATCH_LEVEL]], [p.normals[MATCH_LEVEL]])
+        for p in (image, pair.target.pyramid)
+    ]
+    expected = 2.0 * float(rejection_loss(network.match(*clouds), without.matches[:, 1:]).detach())
+    assert expected > 1e-4
+    assert counted.parts["coarse"] - without.parts["coarse"] == pytest.approx(expected, rel=1e-2)
 
 
 def test_a_mirrored_sample_is_the_sample_of_the_mirrored_cloud(rooms: Path) -> None:
@@ -225,10 +258,10 @@ import json, sys, torch
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from test_training import TINY
-from lepard_ros.training.objective import ObjectiveSettings, given_motions, objective, warp_coarse
+from lepard_ros.training.objective import ObjectiveSettings, SharedEncodings, given_motions, objective, warp_coarse
 from lepard_ros.training.samples import RoomStream
 from lepard_ros.training.training import average_gradients, start_processes
-from lepard_ros.network.lepard import Lepard
+from lepard_ros.network.lepard import Lepard, LepardOutput, Repositioning, pad_clouds
 rank, world = start_processes("cpu")
 torch.manual_seed(0)
 network = Lepard(TINY)

@@ -114,6 +114,12 @@ def _add_objective(parser: argparse.ArgumentParser) -> None:
         help="share of sources whose mirror image provides negatives for the descriptors (default 0)",
     )
     add(
+        "--mirrored-weight",
+        type=float,
+        default=0.0,
+        help="weight of a loss that keeps the transformer from matching those mirror images as the source (default 0)",
+    )
+    add(
         "--given-share",
         type=float,
         default=0.0,
@@ -197,7 +203,8 @@ def settings_of(args: argparse.Namespace, stream: AnyStream) -> TrainingSettings
     steps = args.steps or (args.epochs or 100) * epoch
     objective = ObjectiveSettings(
         warping_weight=args.warping_weight, coarse_weight=args.coarse_weight,
-        coarse_every=args.coarse_every, mirrored_share=args.mirrored_share, given_share=args.given_share,
+        coarse_every=args.coarse_every, mirrored_share=args.mirrored_share, mirrored_weight=args.mirrored_weight,
+        given_share=args.given_share,
         warping_gate=WARPING_GATE if args.paper else 0.0,
     )  # fmt: skip
     settings = TrainingSettings(

@@ -152,8 +152,8 @@ def _twists(points: Tensor, normals: Tensor) -> Tensor:
 
 
 def _channels_first(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
-    """A linear layer on (B, C, N)."""
-    return torch.baddbmm(bias[:, None], weight.expand(len(x), -1, -1), x)
+    """A linear layer on (B, C, N). Not `baddbmm`, which first copies the bias to all N points."""
+    return (weight @ x).add_(bias[:, None])
 
 
 def key_mask(mask: Tensor, dtype: torch.dtype) -> Tensor | None:

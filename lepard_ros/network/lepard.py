@@ -32,7 +32,8 @@ class CoarseCloud:
     """The coarse points of a batch of clouds, padded to the same number.
 
     features: (B, n, d); points: (B, n, 3); normals: (B, n, 3) or None; mask: (B, n), true for real points.
-    prepared: whether the first self attention is already in the features (see `Lepard.prepare`).
+    prepared: whether the first self attention is already in the features (see `Lepard.prepare`). biases: the pair bias
+    of each self attention layer, (B, h, n, n), if known already.
     """
 
     features: Tensor
@@ -40,6 +41,7 @@ class CoarseCloud:
     normals: Tensor | None
     mask: Tensor
     prepared: bool = False
+    biases: Sequence[Tensor] | None = None
 
     def repeated(self, count: int) -> "CoarseCloud":
         """A batch of one as a batch of `count`, without copying."""
@@ -189,6 +191,8 @@ class Lepard(nn.Module):
         """The pair bias of given self attention layers, or of all remaining ones."""
         if self.pair_bias is None:
             return [None] * self.config.layers.count("self")
+        if cloud.biases is not None:
+            return list(cloud.biases)
         assert cloud.normals is not None
         return list(self.pair_bias(cloud.points, cloud.normals, layers or slice(int(cloud.prepared), None)))
 

@@ -64,6 +64,13 @@ def total_loss(
     return loss
 
 
+def rejection_loss(output: LepardOutput, wrong: Tensor) -> Tensor:
+    """Mean of -ALPHA log(1 - confidence) over wrong matches (K, 2) of a single pair, summed over the blocks."""
+    stages = [r.confidence for r in output.repositionings] + [output.confidence]
+    confident = torch.stack([confidence[0][tuple(wrong.T)] for confidence in stages])
+    return -ALPHA * (1 - confident.clamp(max=1 - CLAMP)).log().sum() / max(1, len(wrong))
+
+
 def found_share(confidence: Tensor, matches: Tensor, threshold: float = 0.2) -> float:
     """The share of the true matches (K, 3) that are mutually the best, and above a confidence: (B, n, m)."""
     found = torch.zeros_like(confidence, dtype=torch.bool)

@@ -1,6 +1,8 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The loss of a batch of pairs, and the quality of its matches."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +16,7 @@ from lepard_ros.network.config import MATCH_LEVEL
 from lepard_ros.network.fine import coarse_prior
 from lepard_ros.network.lepard import CoarseCloud, Lepard, LepardOutput, pad_clouds
 from lepard_ros.network.procrustes import RigidFit
-from lepard_ros.training.losses import descriptor_loss, total_loss
+from lepard_ros.training.losses import descriptor_loss, rejection_loss, total_loss
 from lepard_ros.training.samples import Pair, Sample
 from lepard_ros.training.truth import mutual_matches
 
@@ -36,6 +38,7 @@ class ObjectiveSettings(NamedTuple):
     coarse_every: int = 1  # the transformer, the most expensive part, runs on every n-th pair of a step
     warping_gate: float = 0.0  # minimum share of true matches found before the warping loss is used
     mirrored_share: float = 0.0  # share of sources whose mirror image provides decoys (needs chirality)
+    mirrored_weight: float = 0.0  # weight of the transformer's confidence in true matches of the mirror image
     given_share: float = 0.0  # share of rigid pairs that are repositioned by their slightly perturbed true motion
 
 
@@ -52,11 +55,15 @@ class Objective(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """Coarse features (n, d) and fine ones (N, c) of a cloud; decoys: fine ones of its mirror image, or None."""
+    """Coarse features (n, d) and fine ones (N, c) of a cloud, and those of its mirror image, or None.
+
+    biases: the attention biases of the cloud, if they are not trained.
+    """
 
     coarse: Tensor
     fine: Tensor | None
-    decoys: Tensor | None = None
+    mirrored: "Encoded | None" = None
+    biases: Sequence[Tensor] | None = None
 
 
 def encode_pairs(network: Lepard, pairs: list[Pair]) -> list[tuple[Encoded, Encoded]]:
@@ -85,14 +92,15 @@ class SharedEncodings:
         self.made: list[Tensor] = []
         self.copies: list[Tensor] = []
         samples = {id(sample): sample for pair in pairs for sample in (pair.source, pair.target)}
-        self.encoded = {key: Encoded(*self._leaves(network, sample)) for key, sample in samples.items()}
+        self.encoded = {key: self._encode(network, sample) for key, sample in samples.items()}
         for source in mirrored:
-            decoys = self._leaves(network, source.mirrored())[1]
-            self.encoded[id(source)] = self.encoded[id(source)]._replace(decoys=decoys)
+            image = self._encode(network, source.mirrored())
+            self.encoded[id(source)] = self.encoded[id(source)]._replace(mirrored=image)
 
-    def _leaves(self, network: Lepard, sample: Sample) -> tuple[Tensor, Tensor | None]:
+    def _encode(self, network: Lepard, sample: Sample) -> Encoded:
         coarse, fine = network.encode(sample.pyramid, sample.relations)
-        return self._leaf(coarse), None if fine is None else self._leaf(fine)
+        fine_leaf = None if fine is None else self._leaf(fine)
+        return Encoded(self._leaf(coarse), fine_leaf, biases=untrained_biases(network, sample))
 
     def _leaf(self, made: Tensor) -> Tensor:
         self.made.append(made)
@@ -107,6 +115,14 @@ class SharedEncodings:
         """Propagate the gradients of the copies to the network's weights."""
         used = [(made, copy.grad) for made, copy in zip(self.made, self.copies, strict=True) if copy.grad is not None]
         torch.autograd.backward([made for made, _ in used], [gradient for _, gradient in used])
+
+
+def untrained_biases(network: Lepard, sample: Sample) -> Sequence[Tensor] | None:
+    """The attention biases of a cloud if training does not change them: then all of its pairs can use them."""
+    bias, pyramid = network.pair_bias, sample.pyramid
+    if bias is None or any(weight.requires_grad for weight in bias.parameters()):
+        return None
+    return bias(pyramid.points[MATCH_LEVEL][None], pyramid.normals[MATCH_LEVEL][None])
 
 
 def objective(
@@ -146,15 +162,32 @@ def _coarse_loss(
     seed: int,
 ) -> tuple[LepardOutput, Tensor]:
     """The transformer's output for the pairs, and its loss over all blocks."""
-    source = _batch([pair.source for pair in pairs], [e[0].coarse for e in encoded])
-    target = _batch([pair.target for pair in pairs], [e[1].coarse for e in encoded])
+    source = _batch([pair.source for pair in pairs], [e[0] for e in encoded])
+    target = _batch([pair.target for pair in pairs], [e[1] for e in encoded])
     output = network.match(source, target, given_motions(network, pairs, settings.given_share, seed))
     warped = torch.zeros_like(source.points)
     for b, pair in enumerate(pairs):
         warped[b, : len(pair.source.pyramid.points[MATCH_LEVEL])] = warp_coarse(pair)
     sinkhorn = network.config.matching == "sinkhorn"
     weight, gate = settings.warping_weight, settings.warping_gate
-    return output, total_loss(output, matches, source.points, warped, weight, sinkhorn, gate)
+    loss = total_loss(output, matches, source.points, warped, weight, sinkhorn, gate)
+    if settings.mirrored_weight:
+        loss = loss + settings.mirrored_weight * _mirrored_loss(network, pairs, encoded, matches)
+    return output, loss
+
+
+def _mirrored_loss(
+    network: Lepard, pairs: list[Pair], encoded: list[tuple[Encoded, Encoded]], matches: Tensor
+) -> Tensor:
+    """How confidently the transformer matches mirror images of the sources like the sources; mean over the pairs."""
+    losses = []
+    for b, (pair, (source, target)) in enumerate(zip(pairs, encoded, strict=True)):
+        if source.mirrored is None:
+            continue
+        images = replace(pair.source, pyramid=pair.source.pyramid.mirrored())
+        output = network.match(_batch([images], [source.mirrored]), _batch([pair.target], [target]))
+        losses.append(rejection_loss(output, matches[matches[:, 0] == b][:, 1:]))
+    return torch.stack(losses).sum() / len(pairs) if losses else matches.new_zeros((), dtype=torch.float32)
 
 
 def given_motions(network: Lepard, pairs: list[Pair], share: float, seed: int) -> RigidFit | None:
@@ -205,10 +238,11 @@ def _warp(points: Tensor, flow: Tensor | None, motion: Tensor) -> Tensor:
     return moved @ motion[:3, :3].T + motion[:3, 3]
 
 
-def _batch(samples: list[Sample], features: list[Tensor]) -> CoarseCloud:
+def _batch(samples: list[Sample], encoded: list[Encoded]) -> CoarseCloud:
     pyramids = [sample.pyramid for sample in samples]
     normals = [p.normals[MATCH_LEVEL] for p in pyramids] if pyramids[0].normals else []
-    return pad_clouds(features, [p.points[MATCH_LEVEL] for p in pyramids], normals)
+    cloud = pad_clouds([e.coarse for e in encoded], [p.points[MATCH_LEVEL] for p in pyramids], normals)
+    return replace(cloud, biases=encoded[0].biases) if len(encoded) == 1 else cloud
 
 
 def _fine_losses(
@@ -240,7 +274,8 @@ def _fine_losses(
     scores = x[chosen] @ y.T * matching.scale
     forth = descriptor_loss(scores, nearest, places, radius)
     # A point must also prefer its true match to the mirrored source points.
-    decoys = None if encoded_source.decoys is None else y[nearest] @ encoded_source.decoys.T * matching.scale
+    image = encoded_source.mirrored
+    decoys = None if image is None or image.fine is None else y[nearest] @ image.fine.T * matching.scale
     back = descriptor_loss(y[nearest] @ x.T * matching.scale, chosen, warped, radius, decoys)
     hit = ((places[scores.detach().argmax(1)] - warped[chosen]).norm(dim=1) < radius).float().mean()
     losses = {"descriptor": (forth + back) / 2, "hit": hit}

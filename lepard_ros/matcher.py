@@ -192,16 +192,26 @@ class Matcher:
         cloud, other = self._encoded([source, target])
         return self._sides(cloud, other)[0][2]
 
-    def match_both_ways(self, source: PointsLike | EncodedCloud, target: PointsLike | EncodedCloud) -> Matches:
-        """The matches of `match`, and those from target to source.
+    def match_back(self, source: PointsLike | EncodedCloud, target: PointsLike | EncodedCloud) -> Matches:
+        """The matches found from target to source, as matches from source to target.
 
-        The second half is found independently of the first: a motion that both support is more likely correct. The
-        acceptance of warps relies on this.
+        Raw clouds are encoded in another orientation than by `match`: their points fall into other cells, so that the
+        errors of both are independent.
         """
-        cloud, other = self._encoded([source, target])
-        there, back = self.match(cloud, other), self.match(other, cloud)
-        columns = zip(there, (back.target, back.source, back.confidence), strict=True)
-        return Matches(*(np.concatenate(column) for column in columns))
+        if isinstance(source, EncodedCloud) or isinstance(target, EncodedCloud):
+            back = self.match(target, source)
+            return Matches(back.target, back.source, back.confidence)
+        turned = self.encode_all([checked_points(cloud) @ TURN.T for cloud in (target, source)])
+        back = self.match(*turned)
+        return Matches(back.target @ TURN, back.source @ TURN, back.confidence)
+
+    def match_both_ways(self, source: PointsLike | EncodedCloud, target: PointsLike | EncodedCloud) -> Matches:
+        """The matches of `match`, and those of `match_back`.
+
+        A motion that both support is more likely correct: the acceptance of warps relies on this.
+        """
+        there = self.match(*self._encoded([source, target]))
+        return joined(there, self.match_back(source, target))
 
     @torch.no_grad()
     def match_many(
@@ -501,11 +511,16 @@ def better(refused: Registration, further: Registration) -> Registration:
     return further if further.ok or qualities[1] > qualities[0] else refused
 
 
+def joined(first: Matches, second: Matches) -> Matches:
+    """The matches of both, in this order."""
+    return Matches(*(np.concatenate(column) for column in zip(first, second, strict=True)))
+
+
 def merged(first: Matches, second: Matches) -> Matches:
     """The matches of both, most confident first, as the estimator reports their inliers."""
-    columns = [np.concatenate(column) for column in zip(first, second, strict=True)]
-    order = np.argsort(-columns[2], kind="stable")
-    return Matches(*(column[order] for column in columns))
+    both = joined(first, second)
+    order = np.argsort(-both.confidence, kind="stable")
+    return Matches(*(column[order] for column in both))
 
 
 def coarser_grid(source: Surface, target: Surface) -> float:

@@ -63,6 +63,20 @@ def test_encoded_or_raw_gives_the_same_matches(matcher: Matcher) -> None:
     np.testing.assert_array_equal(raw.confidence, encoded.confidence)
 
 
+def test_matches_back_are_in_the_frames_of_the_clouds_although_raw_clouds_are_turned(matcher: Matcher) -> None:
+    source, target = room(0), room(1)
+    back = matcher.match_back(source, target)
+    for cloud, ends in ((source, back.source), (target, back.target)):
+        assert len(ends) > 100
+        assert cKDTree(cloud).query(ends)[0].max() < 2 * TINY.grid  # barycentres of cells of the turned cloud
+    encoded = matcher.encode(source), matcher.encode(target)
+    same_grid = matcher.match(*encoded[::-1])
+    np.testing.assert_array_equal(matcher.match_back(*encoded).source, same_grid.target)
+    both = matcher.match_both_ways(source, target)
+    forth = matcher.match(source, target)
+    np.testing.assert_array_equal(both.source, np.concatenate([forth.source, back.source]))
+
+
 def test_all_points_of_a_rigid_pair_look_for_their_partner(matcher: Matcher) -> None:
     """Against a table of all scores: who chooses whom, and how sure, less what the partner's best friend is ahead."""
     source, target = matcher.encode(room(0)), matcher.encode(room(1))

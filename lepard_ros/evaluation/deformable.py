@@ -78,12 +78,13 @@ class LepardDeformable:
 
     def align(self, source: FloatArray, target: FloatArray) -> DeformableResult:
         """Match, filter, warp. The warp filters the matches of both directions, as the row of filtered ones does."""
+        from lepard_ros.matcher import joined
         from lepard_ros.registration.deformable.nonrigid import warp_from_matches
 
         wall, cpu = time.perf_counter(), time.process_time()
         clouds = self.matcher.encode_all([source, target])
         matches = self.matcher.match(*clouds)
-        both = self.matcher.match_both_ways(*clouds) if self.register or self.filtered else matches
+        both = joined(matches, self.matcher.match_back(source, target)) if self.register or self.filtered else matches
         warp = warp_from_matches(source, target, both) if self.register else None
         seconds, cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
         if self.filtered:

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from lepard_ros.data.fourdmatch import list_pairs, load_pair
 from lepard_ros.matcher import Matcher
-from lepard_ros.registration.deformable.acceptance import FEATURES, WarpEvidence
+from lepard_ros.registration.deformable.acceptance import FEATURES, WarpEvidence, feature
 from lepard_ros.registration.deformable.fit import NonrigidSettings
 from lepard_ros.registration.deformable.nonrigid import WarpSettings, warp_from_matches
 
@@ -67,7 +67,7 @@ def measure(matcher: Matcher, folder: Path, path: Path) -> Case:
 def table_of(cases: list[Case], names: Names) -> np.ndarray:
     """(N, F) features of the cases with evidence."""
     known = [WarpEvidence(*case.evidence) for case in cases if case.evidence is not None]
-    return np.array([[getattr(evidence, name) for name in names] for evidence in known])
+    return np.array([[feature(evidence, name) for name in names] for evidence in known])
 
 
 def fit_logistic(x: np.ndarray, good: np.ndarray, names: Names) -> tuple[np.ndarray, np.ndarray, float]:

@@ -48,6 +48,8 @@ COARSE_CELLS = 1_500  # of the smaller cloud, on the second grid of a further tr
 MIN_COARSER = 1.4  # minimum factor between the two grids
 PATIENCE = 2  # factor on the iterations that refine the motion of a further try
 FURTHER_ODDS = math.log(2.0)  # additional log-odds that a third try needs: the rule was fitted on two
+# Additional log-odds that `register` needs: nothing else confirms its motion, whereas a tracker confirms each jump.
+ALONE_ODDS = 0.7
 MAX_SIDES = 2  # orientations of clouds without a viewpoint that are tried again
 COARSE_TOLERANCE = 2.0  # factor on the tolerances for coarse matches, relative to fine ones
 MAX_GUIDED = 3  # repositioned pairs for which fine matches are computed
@@ -91,7 +93,7 @@ class MatcherSettings:
         few, times = self.rigid.consistency, HARDER
         more = replace(few, seeds=round(few.seeds * times), hypotheses=round(few.hypotheses * times))
         points, matches = round((self.fine_points or FINE_POINTS) * times), round(self.fine_matches * times)
-        rigid = replace(self.rigid.for_further_try(PATIENCE, FURTHER_ODDS), consistency=more)
+        rigid = replace(self.rigid.patient(PATIENCE), consistency=more)
         return replace(self, rigid=rigid, fine_points=points, fine_matches=matches, effort=0)
 
 
@@ -261,6 +263,8 @@ class Matcher:
     ) -> Registration:
         """The rigid motion from the source to the target; refused (transform None) unless it is reliable.
 
+        It needs more evidence than a motion of `register_many`, because nothing else confirms it.
+
         effort (None: that of the settings): further tries if the motion is refused. 1: with matches on a coarser grid.
         2: also with more matches and hypotheses, then with a rotated grid and unknown viewpoints, which needs raw
         clouds.
@@ -271,7 +275,7 @@ class Matcher:
         started = time.perf_counter()
         sides = self._sides(cloud, other)
         seconds["match"] = time.perf_counter() - started
-        result = self._register(*sides[0], seconds)
+        result = self._register(*sides[0], seconds, odds=ALONE_ODDS)
         if result.ok or effort < 1 or result.status is Status.TOO_FEW_POINTS:
             return result
         started = time.perf_counter()
@@ -296,13 +300,13 @@ class Matcher:
         Its descriptors see more of the scene, and its matches fail on other pairs than those of the finer grid
         (docs/training_log.md, eighth round). Both grids' matches give hypotheses and evidence on the finer surfaces.
         """
-        matcher = self._with(replace(self.settings, rigid=self.settings.rigid.for_further_try(PATIENCE)))
+        matcher = self._with(replace(self.settings, rigid=self.settings.rigid.patient(PATIENCE)))
         for source, target, matches in sides[:MAX_SIDES]:
             grid = coarser_grid(source.surface, target.surface)
             first, second, coarse = self._sides(self._regridded(source, grid), self._regridded(target, grid))[0]
             further, _ = candidate_motions(coarse, first.surface, second.surface, self.rigid)
             placed = Matches(coarse.source + source.offset, coarse.target + target.offset, coarse.confidence)
-            result = matcher._register(source, target, merged(matches, placed), {}, further)
+            result = matcher._register(source, target, merged(matches, placed), {}, further, ALONE_ODDS)
             if result.ok:
                 break
         return result
@@ -318,7 +322,7 @@ class Matcher:
         for source, target, _ in sides[:MAX_SIDES]:
             more = matcher.match_many(source, [target])[0]
             candidates = matcher.repositioned_motions(source, target, more)
-            result = matcher._register(source, target, more, {}, candidates)
+            result = matcher._register(source, target, more, {}, candidates, ALONE_ODDS + FURTHER_ODDS)
             if result.ok:
                 break
         return result
@@ -392,12 +396,16 @@ class Matcher:
         matches: Matches,
         seconds: dict[str, float],
         further: FloatArray | None = None,
+        odds: float = 0.0,
     ) -> Registration:
-        """Estimate in the clouds' local frames, then apply their offsets. further: additional motions (H, 4, 4)."""
+        """Estimate in the clouds' local frames, then apply their offsets.
+
+        further: additional motions (H, 4, 4). odds: log-odds needed in addition to those of the settings.
+        """
         if not len(source) or not len(target):
             return Registration(None, Status.TOO_FEW_POINTS, matches, np.zeros(0, dtype=bool), seconds=seconds)
         local = local_matches(matches, source, target)
-        rigid = replace(self.rigid, patch=PATCH_CELLS * target.surface.spacing)
+        rigid = replace(self.rigid.stricter(odds), patch=PATCH_CELLS * target.surface.spacing)
         result = register_matches(local, source.surface, target.surface, rigid, further=further)
         transform, guess = (with_offsets(motion, source, target) for motion in (result.transform, result.guess))
         return replace(result, transform=transform, guess=guess, matches=matches, seconds=seconds | result.seconds)

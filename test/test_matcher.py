@@ -10,10 +10,12 @@ from scipy.spatial import cKDTree
 
 from lepard_ros import EncodedCloud, Matcher, Status
 from lepard_ros.errors import InputError
-from lepard_ros.matcher import FINE_POINTS, MatcherSettings
+from lepard_ros.matcher import ALONE_ODDS, FINE_POINTS, MatcherSettings
 from lepard_ros.network.config import SMALL_RIGID, LepardConfig
 from lepard_ros.network.lepard import Lepard
 from lepard_ros.network.weights import Card
+from lepard_ros.registration.rigid.acceptance import AcceptanceSettings
+from lepard_ros.registration.rigid.estimate import RigidSettings
 
 TINY = LepardConfig.from_dict({**SMALL_RIGID.to_dict(), "width": 16, "feature_dim": 48, "confidence_threshold": 0.0})
 
@@ -61,6 +63,18 @@ def test_encoded_or_raw_gives_the_same_matches(matcher: Matcher) -> None:
     raw, encoded = matcher.match(source, target), matcher.match(matcher.encode(source), matcher.encode(target))
     np.testing.assert_array_equal(raw.source, encoded.source)
     np.testing.assert_array_equal(raw.confidence, encoded.confidence)
+
+
+def test_a_motion_that_nothing_else_confirms_needs_more_evidence(matcher: Matcher) -> None:
+    clouds = [matcher.encode(room(0)), matcher.encode(room(0))]
+    settings = MatcherSettings(fine_points=FINE_POINTS)
+    quality = Matcher(matcher.network, matcher.card, settings=settings).register_many(clouds[0], clouds[1:])[0].quality
+    rule = AcceptanceSettings(min_quality=quality - ALONE_ODDS / 2)
+    narrow = replace(settings, rigid=RigidSettings(acceptance=rule))
+    judge = Matcher(matcher.network, matcher.card, settings=narrow)
+    assert judge.register_many(clouds[0], clouds[1:])[0].ok
+    alone = judge.register(*clouds, effort=0)
+    assert not alone.ok and alone.guess is not None and alone.quality == pytest.approx(quality)
 
 
 def test_matches_back_are_in_the_frames_of_the_clouds_although_raw_clouds_are_turned(matcher: Matcher) -> None:

@@ -34,7 +34,8 @@ class DeformableSettings:
     follower: NonrigidSettings = field(
         default_factory=lambda: NonrigidSettings(surface_reach=0.06, iterations=6, tolerance=0.02, max_seconds=10.0)
     )
-    filter: FilterSettings = field(default_factory=FilterSettings)
+    # Milder than for a pair: the matches beside a tear have few neighbours that move as they do.
+    filter: FilterSettings = field(default_factory=lambda: FilterSettings(min_trust=0.5))
     foreground: ForegroundSettings | None = field(default_factory=ForegroundSettings)
     max_keyframes: int = 12
     keyframe_motion: float = 0.15

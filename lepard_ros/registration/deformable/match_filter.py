@@ -37,7 +37,7 @@ class FilterSettings:
 
     radius: float = 0.4
     tolerance: float = 0.02
-    min_trust: float = 0.5
+    min_trust: float = 0.7
 
 
 def filter_matches(

@@ -55,10 +55,13 @@ class RigidSettings:
     patch: float = PATCH
     device: str = "cpu"
 
-    def for_further_try(self, patience: int, odds: float = 0.0) -> "RigidSettings":
-        """The same settings with `patience` times the iterations, and `odds` added to the minimum log-odds."""
-        rule = replace(self.acceptance, min_quality=self.acceptance.min_quality + odds)
-        return replace(self, refine_iterations=patience * self.refine_iterations, acceptance=rule)
+    def patient(self, factor: int) -> "RigidSettings":
+        """The same settings with `factor` times the iterations for refining a motion."""
+        return replace(self, refine_iterations=factor * self.refine_iterations)
+
+    def stricter(self, odds: float) -> "RigidSettings":
+        """The same settings with `odds` added to the minimum log-odds."""
+        return replace(self, acceptance=replace(self.acceptance, min_quality=self.acceptance.min_quality + odds))
 
     def widened(self, factor: float) -> "RigidSettings":
         """The same settings for matches that are less accurate by a factor."""

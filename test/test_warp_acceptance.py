@@ -46,6 +46,23 @@ def test_the_filter_drops_matches_that_turn_the_surface_inside_out() -> None:
     assert (weigh_matches(matches, None, (towards_sensor, towards_sensor)).confidence > 0).mean() < 0.1
 
 
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({}, Status.OK),
+        ({"supported": 0.999}, Status.OK),
+        ({"supported": 0.25}, Status.TOO_FEW_INLIERS),
+        ({"turning": 0.95}, Status.SCRAMBLED),
+        ({"torn": 0.4}, Status.SCRAMBLED),
+        ({"covered": 0.1, "overlap": 0.55}, Status.LOW_OVERLAP),
+        ({"flip": 0.6}, Status.INSIDE_OUT),
+    ],
+)
+def test_one_kind_of_evidence_against_a_warp_is_enough_and_named(change: dict[str, float], status: Status) -> None:
+    fair = GOOD._replace(supported=0.7, covered=0.8)
+    assert judge(fair._replace(**change), 1.0) is status
+
+
 def uneven_sheet() -> np.ndarray:
     """A sheet with waves and two bumps, a metre wide, 1.5 m ahead: nowhere like its mirror image."""
     x, y = np.meshgrid(np.linspace(-0.5, 0.5, 140), np.linspace(-0.4, 0.4, 140))

@@ -3,6 +3,7 @@
 
 import ctypes
 import sys
+from typing import Any
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # from malloc.h
 # Bytes: larger blocks still come from the system, and free memory beyond this is returned to it. The tables of a
@@ -17,12 +18,25 @@ def keep_freed_memory(large: bool = False) -> bool:
     operation itself. One arena, because a worker thread's own arena cannot hold large blocks. large: for a network of
     the paper's size. Programs call this (`lepard`, `lepard_node`); importing the library never does.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:  # another C library
+    mallopt = _from_glibc("mallopt")
+    if mallopt is None:
         return False
     largest, free = LARGE_NETWORK if large else SMALL_NETWORK
     settings = (M_MMAP_THRESHOLD, largest), (M_TRIM_THRESHOLD, free), (M_ARENA_MAX, 1)
     agreed = [mallopt(name, value) for name, value in settings]
     return all(agreed)
+
+
+def release_freed_memory() -> bool:
+    """Return freed blocks to the system, also those between blocks in use; returns whether that worked.
+
+    Tables of ever other sizes fragment the memory, so that a process seems to grow for hours. It takes a few
+    milliseconds, and the next tables need new pages.
+    """
+    trim = _from_glibc("malloc_trim")
+    return trim is not None and bool(trim(0))
+
+
+def _from_glibc(name: str) -> Any:
+    """A function of glibc, or None with another C library."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None

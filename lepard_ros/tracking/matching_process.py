@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
@@ -20,6 +21,7 @@ import numpy as np
 
 from lepard_ros.errors import InputError
 from lepard_ros.geometry.arrays import FloatArray
+from lepard_ros.network.allocator import keep_freed_memory, release_freed_memory
 from lepard_ros.tracking.background import NICE_INCREMENT
 from lepard_ros.tracking.observations import CloudMatches, View
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from lepard_ros.registration.types import Registration, Surface
     from lepard_ros.tracking.matching_worker import MatchingResult, MatchingTask
 
+RELEASE_SECONDS = 10.0  # between two times that freed memory is returned to the system
 EXIT_SECONDS = 0.5  # time to exit before it is killed; it holds nothing that must be saved
 
 
@@ -179,9 +182,13 @@ def main() -> None:
         return
     os.nice(NICE_INCREMENT)  # not earlier: the node waits until the network is loaded
     replies.send((True, Facts(matcher.card.name, matcher.card.mode, matcher.runs_on)))
+    released = time.monotonic()
     while True:
         name, argument = waiting.get()
         replies.send(_outcome(SERVICES[name], matcher, argument))
+        if time.monotonic() - released > RELEASE_SECONDS:
+            release_freed_memory()
+            released = time.monotonic()
 
 
 def _read(requests: Connection, waiting: "queue.SimpleQueue[Any]") -> None:
@@ -202,8 +209,6 @@ def _outcome(work: Callable[..., Any], *arguments: Any) -> tuple[bool, Any]:
 
 
 def _load(weights: Weights) -> "Matcher":
-    from lepard_ros.network.allocator import keep_freed_memory
-
     keep_freed_memory()
     import torch
 

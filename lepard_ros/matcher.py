@@ -304,7 +304,7 @@ class Matcher:
         for source, target, matches in sides[:MAX_SIDES]:
             grid = coarser_grid(source.surface, target.surface)
             first, second, coarse = self._sides(self._regridded(source, grid), self._regridded(target, grid))[0]
-            further, _ = candidate_motions(coarse, first.surface, second.surface, self.rigid)
+            further = candidate_motions(coarse, first.surface, second.surface, self.rigid).motions
             placed = Matches(coarse.source + source.offset, coarse.target + target.offset, coarse.confidence)
             result = matcher._register(source, target, merged(matches, placed), {}, further, ALONE_ODDS)
             if result.ok:
@@ -422,15 +422,15 @@ class Matcher:
             return None
         surfaces, rule = (source.surface, target.surface), self.rigid
         coarse = self._coarse_matches(source, target, self._confidences(source, [target])[0], mutual=True)
-        by_descriptors = candidate_motions(local_matches(matches, source, target), *surfaces, rule)[0]
+        by_descriptors = candidate_motions(local_matches(matches, source, target), *surfaces, rule).motions
         wide = rule.widened(COARSE_TOLERANCE)
-        by_coarse = candidate_motions(local_matches(coarse, source, target), *surfaces, wide)[0]
+        by_coarse = candidate_motions(local_matches(coarse, source, target), *surfaces, wide).motions
         motions = np.concatenate([by_descriptors[: (count + 1) // 2], by_coarse[: count // 2]])
         if not len(motions):
             return None
         tables = sorted(self._repositioned(source, target, motions), key=surest, reverse=True)[:MAX_GUIDED]
         guided = [local_matches(self._matches(source, target, table), source, target) for table in tables]
-        return np.concatenate([by_coarse, *(candidate_motions(m, *surfaces, rule)[0][:2] for m in guided)])
+        return np.concatenate([by_coarse, *(candidate_motions(m, *surfaces, rule).motions[:2] for m in guided)])
 
     def _repositioned(self, source: EncodedCloud, target: EncodedCloud, motions: FloatArray) -> list[Tensor]:
         """The transformer's confidences (n, m) after each of the motions (H, 4, 4) repositioned the source."""
@@ -484,7 +484,7 @@ class Matcher:
         rows = torch.arange(0, count, max(1, count // max_points), device=self.device)
         x, y = source.fine_features[rows] * matching.scale, target.fine_features.T.contiguous()
         if confidence is None:
-            columns, scores, mutual = best_partners(x, y)
+            columns, scores, mutual = best_partners(x, y, nothing=matching.nothing)
         else:
             prior = coarse_prior(confidence, matching.guidance)
             columns, scores, mutual = best_partners(x, y, prior, source.owners[rows], target.owners)

@@ -197,7 +197,7 @@ def test_a_record_holds_what_the_tables_need(data: Path) -> None:
     assert summary["stages"] == {"match": 0.05}
 
 
-def test_the_surest_matches_have_an_inlier_ratio_of_their_own(data: Path) -> None:
+def test_the_surest_and_the_consistent_matches_have_inlier_ratios_of_their_own(data: Path) -> None:
     """Matches come most confident first; the first 250 of these 500 are correct."""
     source = open_set(data, "3DMatch")
     pair = source.pairs(None, 0)[0]
@@ -205,11 +205,13 @@ def test_the_surest_matches_have_an_inlier_ratio_of_their_own(data: Path) -> Non
     points = np.resize(source.cloud(pair.source), (500, 3)).astype(float)
     landed = points @ pair.truth[:3, :3].T + pair.truth[:3, 3]
     landed[250:] += 1.0
-    found = MethodResult(pair.truth, True, 0.2, 0.1, "OK", Matches(points, landed, np.linspace(1, 0, 500)))
+    matches = Matches(points, landed, np.linspace(1, 0, 500))
+    found = MethodResult(pair.truth, True, 0.2, 0.1, "OK", matches, trust=np.repeat([0.0, 0.5], [150, 350]))
     record = evaluate_pair("lepard:x", Fixed(found), source, pair)
     summary = tables.summarise([record])
     assert (summary["inlier_ratio"], summary["inlier_ratio_surest"]) == (0.5, 1.0)
-    assert summary["fmr_surest"] == 1.0
+    assert summary["inlier_ratio_consistent"] == pytest.approx(100 / 350)  # the first 150 are not trusted
+    assert summary["fmr_surest"] == summary["fmr_consistent"] == 1.0
 
 
 def records(method: str, successes: list[bool]) -> list[dict]:

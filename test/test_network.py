@@ -1,6 +1,7 @@
 # Copyright 2026 the lepard_ros authors. SPDX-License-Identifier: Apache-2.0
 """The network proves itself: identities of the code, gradients, padding, permutations, invariances."""
 
+import os
 import platform
 from dataclasses import replace
 from typing import Any
@@ -12,8 +13,9 @@ from scipy.spatial.transform import Rotation
 from torch.autograd import gradcheck
 
 from lepard_ros.cloud.pyramid import Pyramid, build_pyramid, stack_pyramids
+from lepard_ros.demo.processes import resident_megabytes
 from lepard_ros.errors import InputError
-from lepard_ros.network.allocator import keep_freed_memory
+from lepard_ros.network.allocator import keep_freed_memory, release_freed_memory
 from lepard_ros.network.attention import AttentionLayer, Handedness, PairBias
 from lepard_ros.network.backbone import Normalisation, interpolate, upsample
 from lepard_ros.network.config import PRESETS, SMALL_RIGID, LepardConfig
@@ -538,6 +540,21 @@ def test_best_partners_are_those_of_the_whole_table() -> None:
         assert 0 < mutual.sum() < 150
 
 
+def test_a_dustbin_is_another_column_of_the_softmax() -> None:
+    x, y, nothing = random(150, 8), random(8, 90), torch.tensor(1.5)
+    partner, confidence, _ = best_partners(x, y, nothing=nothing)
+    table = x @ y
+    share = torch.cat([table, nothing.expand(150, 1)], dim=1).softmax(1)[:, :90].amax(1)
+    assert partner.tolist() == table.argmax(1).tolist()
+    torch.testing.assert_close(confidence, share * (table.amax(1) - table.amax(0)[partner]).exp())
+
+
+def test_a_network_grown_by_a_dustbin_has_the_same_features() -> None:
+    after = grown_twin(TINY_OURS, dustbin=True)
+    assert after.fine_matching is not None and after.fine_matching.nothing is not None
+    assert "fine_matching.nothing" not in network_of(TINY_OURS).state_dict()
+
+
 def test_points_without_a_coarse_point_are_not_guided() -> None:
     prior = coarse_prior(torch.ones(2, 3), torch.tensor(1.0))
     assert prior.shape == (3, 4)
@@ -570,6 +587,17 @@ def test_the_bias_of_some_layers_is_part_of_that_of_all() -> None:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks glibc")
 def test_glibc_agrees_to_keep_freed_memory() -> None:
     assert keep_freed_memory()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks glibc")
+def test_freed_memory_between_blocks_in_use_goes_back_to_the_system() -> None:
+    keep_freed_memory()
+    blocks = [bytearray(b"x") * 2**20 for _ in range(200)]
+    del blocks[::2]
+    before = resident_megabytes(os.getpid())
+    assert release_freed_memory()
+    assert before - resident_megabytes(os.getpid()) > 60
+    assert all(block[::4096] == b"x" * 256 for block in blocks)
 
 
 def test_a_pyramid_without_normals_is_refused_by_a_network_that_reads_them() -> None:

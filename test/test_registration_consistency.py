@@ -12,6 +12,7 @@ from lepard_ros.registration.rigid.consistency import (
     find_hypotheses,
     height_table,
     match_residuals,
+    match_trust,
     normals_agree,
     pair_agreement,
     pair_distances,
@@ -66,6 +67,15 @@ def test_more_matches_than_the_limit_count_as_inliers_too() -> None:
     source, target, confidence = tensors(random_motion(0), 500, 0.4, 0)
     found = find_hypotheses(source, target, confidence, SPACING, ConsistencySettings(max_matches=100))
     assert found.inliers[0].sum() > 150
+
+
+def test_trust_is_the_leading_eigenvector() -> None:
+    """Two groups that agree within themselves: the larger one is trusted, a match that agrees with nobody is not."""
+    agreement = torch.block_diag(torch.ones(6, 6), torch.ones(3, 3), torch.zeros(1, 1)).fill_diagonal_(0.0)
+    trust = match_trust(agreement, torch.ones(10))
+    leading = torch.linalg.eigh(agreement).eigenvectors[:, -1].abs()
+    torch.testing.assert_close(trust, leading / leading.max(), atol=0.02, rtol=0.0)
+    assert (trust[:6] > 0.9).all() and (trust[6:] < 0.02).all()
 
 
 def test_agreement_against_brute_force() -> None:

@@ -192,8 +192,18 @@ def test_hardly_any_matches_give_no_candidates(count: int) -> None:
     """A small cloud has none on a coarser grid; that raised an IndexError."""
     source, target, motion = two_views(0)
     points = source.points[:count]
-    found, reason = candidate_motions(
-        Matches(points, move(motion, points), np.ones(count)), source, target, RigidSettings()
-    )
-    assert found.shape == (0, 4, 4)
-    assert reason is Status.TOO_FEW_MATCHES
+    found = candidate_motions(Matches(points, move(motion, points), np.ones(count)), source, target, RigidSettings())
+    assert found.motions.shape == (0, 4, 4) and found.trust.shape == (count,)
+    assert found.reason is Status.TOO_FEW_MATCHES
+
+
+def test_half_of_the_consistent_matches_are_right_where_a_tenth_of_all_are() -> None:
+    source, target, motion = two_views(0)
+    matches = view_matches(source, target, motion, 600, 0.1)
+    result = register_matches(matches, source, target)
+    right = np.linalg.norm(move(motion, matches.source) - matches.target, axis=1) < 2 * SPACING
+    kept = result.consistent
+    right_kept = np.linalg.norm(move(motion, kept.source) - kept.target, axis=1) < 2 * SPACING
+    assert right.mean() < 0.2 and right_kept.mean() > 0.5
+    assert right_kept.sum() > 0.7 * right.sum()
+    assert len(register_matches(NO_MATCHES, source, target).consistent.confidence) == 0

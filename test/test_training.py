@@ -21,7 +21,14 @@ from lepard_ros.network.procrustes import RigidFit
 from lepard_ros.network.weights import load
 from lepard_ros.synthesis.meshes import MeshLibrary
 from lepard_ros.synthesis.shards import make_room, room_path, save_room
-from lepard_ros.training.losses import descriptor_loss, focal_loss, focal_loss_sinkhorn, rejection_loss, warping_loss
+from lepard_ros.training.losses import (
+    descriptor_loss,
+    focal_loss,
+    focal_loss_sinkhorn,
+    rejection_loss,
+    unmatched_loss,
+    warping_loss,
+)
 from lepard_ros.training.objective import ObjectiveSettings, SharedEncodings, given_motions, objective, warp_coarse
 from lepard_ros.training.samples import HOLE_RADIUS, WAVE_LENGTH, RoomStream, Sample, bend, cut_holes, training_files
 from lepard_ros.training.training import Trainer, TrainingSettings, _without_denormals, rate_at
@@ -109,6 +116,15 @@ def test_descriptor_loss_by_hand() -> None:
     places = torch.tensor([[0.0, 0, 0], [0.1, 0, 0], [2, 0, 0]])
     expected = -np.log(np.exp(1) / (np.exp(1) + np.exp(0.5)))
     assert float(descriptor_loss(scores, torch.tensor([0]), places, 0.15)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_losses_with_a_dustbin_by_hand() -> None:
+    """Matching nothing is one more wrong partner of a matched point, and the right one of an unmatched point."""
+    scores, places, nothing = torch.tensor([[1.0, 0.5]]), torch.tensor([[0.0, 0, 0], [2, 0, 0]]), torch.tensor(0.7)
+    total = np.exp([1.0, 0.5, 0.7]).sum()
+    matched = descriptor_loss(scores, torch.tensor([0]), places, 0.15, nothing=nothing)
+    assert float(matched) == pytest.approx(-np.log(np.exp(1.0) / total), rel=1e-5)
+    assert float(unmatched_loss(scores, nothing)) == pytest.approx(-np.log(np.exp(0.7) / total), rel=1e-5)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "linear", "exponential"])

@@ -30,7 +30,7 @@ class MethodResult:
     transform: (4, 4) source to target, the best guess if refused, None without one. accepted: whether the method
     accepts the pair.
     seconds, cpu_seconds: wall and CPU time from raw points to the result. status: the method's own status.
-    matches: its matches, or None. inliers: (M,) bool. covariance: (6, 6) or None.
+    matches: its matches, or None. inliers: (M,) bool. trust: (M,) in [0, 1], or None. covariance: (6, 6) or None.
     stages: wall seconds by stage. quality: log-odds of the acceptance rule, NaN without one.
     """
 
@@ -44,6 +44,7 @@ class MethodResult:
     covariance: FloatArray | None = None
     stages: dict[str, float] = field(default_factory=dict)
     quality: float = float("nan")
+    trust: FloatArray | None = None
 
 
 class Method(Protocol):
@@ -84,6 +85,7 @@ def timed(register: Callable[[], Registration]) -> MethodResult:
         covariance=result.covariance,
         stages=dict(result.seconds),
         quality=result.quality,
+        trust=result.trust,
     )
 
 

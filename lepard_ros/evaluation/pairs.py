@@ -17,6 +17,7 @@ from lepard_ros.evaluation.methods import LEPARD, LepardMethod, Method, MethodRe
 from lepard_ros.evaluation.runner import Record, append_log, read_log, run_parallel, with_progress
 from lepard_ros.geometry.arrays import FloatArray
 from lepard_ros.geometry.overlap import overlap_mask
+from lepard_ros.registration.types import MIN_TRUST
 
 PUBLISHED_GRID = 0.025  # metres, of the fragments of 3DMatch
 INLIER_DISTANCE = 0.1  # metres: maximum error of a correct match, as in the paper
@@ -120,11 +121,13 @@ def _errors(result: MethodResult, pair: RigidPair, source: FloatArray, target: F
     if pair.information is not None:
         errors["information_rmse"] = metrics.information_rmse(result.transform, pair.truth, pair.information)
     if result.matches is not None:
-        moved = metrics.transform_points(pair.truth, result.matches.source)
-        for name, count in (("inlier_ratio", None), ("inlier_ratio_surest", SUREST)):
-            few = moved[:count], result.matches.target[:count]
-            errors[name] = metrics.inlier_ratio(*few, INLIER_DISTANCE)
-        right = np.linalg.norm(moved - result.matches.target, axis=1) < INLIER_DISTANCE
+        moved, target = metrics.transform_points(pair.truth, result.matches.source), result.matches.target
+        errors["inlier_ratio"] = metrics.inlier_ratio(moved, target, INLIER_DISTANCE)
+        errors["inlier_ratio_surest"] = metrics.inlier_ratio(moved[:SUREST], target[:SUREST], INLIER_DISTANCE)
+        if result.trust is not None:
+            kept = result.trust >= MIN_TRUST
+            errors["inlier_ratio_consistent"] = metrics.inlier_ratio(moved[kept], target[kept], INLIER_DISTANCE)
+        right = np.linalg.norm(moved - target, axis=1) < INLIER_DISTANCE
         errors["confidence_bins"] = _confidence_bins(result.matches.confidence, right)
     if result.covariance is not None and result.transform is not None:
         difference = metrics.motion_difference(result.transform, pair.truth)

@@ -15,7 +15,8 @@ Summary = dict[str, Any]
 
 BANDS = ((0.0, 0.1), (0.1, 0.2), (0.2, 0.3), (0.3, 0.6), (0.6, 1.01))
 TUM_BANDS = ((0.1, 0.3), (0.3, 0.6), (0.6, 1.01))
-RATIOS = ("inlier_ratio", "inlier_ratio_surest")  # of all matches, and of the 250 most confident ones
+# Inlier ratios and feature matching recalls of all matches, of the 250 most confident ones, and of the consistent ones.
+RATIOS = {"inlier_ratio": "fmr", "inlier_ratio_surest": "fmr_surest", "inlier_ratio_consistent": "fmr_consistent"}
 TUM_ROTATION, TUM_TRANSLATION = 15.0, 0.3  # degrees, metres
 CRITERIA = {
     "3DMatch": "official error sqrt(e'Ie/I00) <= 0.2 m",
@@ -39,7 +40,6 @@ def summarise(records: Sequence[Record], bands: Sequence[tuple[float, float]] = 
     success = [is_success(record) for record in records]
     accepted = [bool(record["accepted"]) for record in records]
     solved = [record for record, good in zip(records, success, strict=True) if good]
-    ratios, surest = ([r[key] for r in records if r.get(key) is not None] for key in RATIOS)
     total = metrics.recall(success, [record["scene"] for record in records])
     return {
         "pairs": len(records),
@@ -51,10 +51,7 @@ def summarise(records: Sequence[Record], bands: Sequence[tuple[float, float]] = 
         "rte_mean": _mean(record["rte"] for record in solved),
         "rre": _median(record["rre"] for record in solved),
         "rte": _median(record["rte"] for record in solved),
-        "inlier_ratio": float(np.mean(ratios)) if ratios else None,
-        "fmr": metrics.feature_matching_recall(ratios) if ratios else None,
-        "inlier_ratio_surest": float(np.mean(surest)) if surest else None,
-        "fmr_surest": metrics.feature_matching_recall(surest) if surest else None,
+        **_ratio_means(records),
         "accepted": _share(accepted),
         "right_accepts": mean_interval(np.asarray(accepted) & np.asarray(success)),
         "false_accepts": mean_interval(np.asarray(accepted) & ~np.asarray(success)),
@@ -65,6 +62,16 @@ def summarise(records: Sequence[Record], bands: Sequence[tuple[float, float]] = 
         "calibration_error": _calibration_error(records),
         "covariance_ratio": _median(r["nees"] / 6 for r in solved if r.get("nees") is not None),
     }
+
+
+def _ratio_means(records: Sequence[Record]) -> Summary:
+    """The means of RATIOS, None without matches."""
+    means: Summary = {}
+    for ratio, recall in RATIOS.items():
+        values = [record[ratio] for record in records if record.get(ratio) is not None]
+        means[ratio] = float(np.mean(values)) if values else None
+        means[recall] = metrics.feature_matching_recall(values) if values else None
+    return means
 
 
 def _below(value: float | None, limit: float) -> bool:
@@ -150,7 +157,7 @@ def rigid_rows(set_name: str, summaries: dict[str, Summary]) -> list[list[str]]:
     bands = [b for b in next(iter(summaries.values()))["bands"] if b["pairs"]]
     header = ["method", "pairs", "RR % [95 %]", "RR scenes", "RR rmse"]
     header += [f"{100 * b['low']:.0f}-{100 * b['high']:.0f} % (n={b['pairs']})" for b in bands]
-    header += ["RRE deg", "RTE cm", "IR %", "FMR %", "IR 250", "FMR 250"]
+    header += ["RRE deg", "RTE cm", "IR %", "FMR %", "IR 250", "FMR 250", "IR cons.", "FMR cons."]
     header += ["accepted", "rightly", "wrongly", "s/pair", "CPU s/pair"]
     return [header] + [_rigid_row(name, s) for name, s in summaries.items()]
 
@@ -160,7 +167,7 @@ def _rigid_row(name: str, s: Summary) -> list[str]:
     rte = None if s["rte"] is None else 100 * s["rte"]
     start = [name, str(s["pairs"]), interval(s["recall"]), percent(s["recall_scenes"]), percent(s["recall_rmse"])]
     accepted = [percent(share) for share in (s["accepted"], s["right_accepts"].mean, s["false_accepts"].mean)]
-    end = [*(percent(s[key]) for key in ("inlier_ratio", "fmr", "inlier_ratio_surest", "fmr_surest")), *accepted]
+    end = [*(percent(s[key]) for pair in RATIOS.items() for key in pair), *accepted]
     return [*start, *shown, number(s["rre"]), number(rte), *end, number(s["seconds"], 2), number(s["cpu_seconds"], 2)]
 
 

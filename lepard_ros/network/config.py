@@ -71,6 +71,7 @@ class LepardConfig:
     procrustes: str = "soft"  # "soft": the paper's; "robust": matches that agree with each other weigh more
     max_condition_number: float = 30.0
     fine_dim: int = 0  # width of the fine features at level 0 (0: none)
+    dustbin: bool = False  # fine points may match nothing: a learned score competes with those of their partners
     confidence_threshold: float = 0.05
     mutual: bool = False
 

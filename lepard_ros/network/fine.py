@@ -30,14 +30,17 @@ def coarse_prior(confidence: Tensor, guidance: Tensor) -> Tensor:
 
 
 class FineMatching(nn.Module):
-    """The scale of descriptor products, and the weight of the coarse prior."""
+    """The scale of descriptor products, the weight of the coarse prior, and the score of matching nothing, if any."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, dustbin: bool = False) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(3.0 / dim**0.5))
         self.guidance = nn.Parameter(torch.tensor(0.5))
+        self.nothing = nn.Parameter(torch.tensor(FIRST_NOTHING)) if dustbin else None
 
 
+# The score of matching nothing before training: two thirds of the shipped descriptors' matches above it are right.
+FIRST_NOTHING = 16.0
 # Rows of the score table that are computed at once: few, so that they stay in the cache.
 CHUNK = 128
 # Columns per block: the block maximum is found first, because `max` with an index takes 15 times as long.
@@ -46,12 +49,17 @@ BLOCK = 64
 
 @scratch_memory()
 def best_partners(
-    x: Tensor, y: Tensor, prior: Tensor | None = None, rows: Tensor | None = None, columns: Tensor | None = None
+    x: Tensor,
+    y: Tensor,
+    prior: Tensor | None = None,
+    rows: Tensor | None = None,
+    columns: Tensor | None = None,
+    nothing: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The best match of each point (a,), its confidence (a,), and whether it is mutual (a,).
 
     x: (a, c), scaled, and y: (c, b) features. prior: (n + 1, m + 1) from `coarse_prior`; rows: (a,) and columns: (b,)
-    are the coarse points of the fine ones.
+    are the coarse points of the fine ones. nothing: score of a point without any partner, which lowers all confidences.
     A match that is not mutual loses confidence by the difference to the better one.
     """
     partners, bests, totals = [], [], []
@@ -75,7 +83,10 @@ def best_partners(
         bests.append(best)
         partners.append(partner)
     partner, best = torch.cat(partners), torch.cat(bests)
-    return partner, (best - highest[partner]).exp() / torch.cat(totals), best == highest[partner]
+    total = torch.cat(totals)
+    if nothing is not None:
+        total = total + (nothing - best).exp()
+    return partner, (best - highest[partner]).exp() / total, best == highest[partner]
 
 
 def _largest(scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -91,7 +91,7 @@ class Lepard(nn.Module):
         self.pair_bias = (
             PairBias(self_layers, config.heads, config.coarse_grid, config.chirality) if config.pair_bias else None
         )
-        self.fine_matching = FineMatching(config.fine_dim) if config.fine_dim else None
+        self.fine_matching = FineMatching(config.fine_dim, config.dustbin) if config.fine_dim else None
         if config.kernel == "xyz":  # initialisation of the published network
             for parameter in self.layers.parameters():
                 if parameter.dim() > 1:

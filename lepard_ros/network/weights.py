@@ -229,8 +229,8 @@ def grown(old: dict[str, Tensor], new: dict[str, Tensor]) -> dict[str, Tensor]:
     """Extend the weights of a smaller network to a larger one that starts as (nearly) the same function.
 
     old: tensors of the smaller network; new: freshly initialised tensors of the larger one. It may have chirality,
-    wider bottlenecks, a smooth decoder, context or handedness. New channels have random inputs and zero outputs.
-    Tensors that differ in any other way are kept, so that the loader rejects them.
+    wider bottlenecks, a smooth decoder, context, handedness or a dustbin. New channels have random inputs and zero
+    outputs. Tensors that differ in any other way are kept, so that the loader rejects them.
     """
     result = {name: value for name, value in new.items() if name.startswith(NEW_BLOCKS)} | old
     for name in result:
@@ -242,7 +242,7 @@ def grown(old: dict[str, Tensor], new: dict[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-NEW_BLOCKS = ("backbone.decoder_blocks.", "backbone.context.", "backbone.handed.")
+NEW_BLOCKS = ("backbone.decoder_blocks.", "backbone.context.", "backbone.handed.", "fine_matching.nothing")
 GROWING = ("KPConv.weights", "unary1.mlp.weight", "unary2.mlp.weight", "bias.mlp.0.weight")
 
 

@@ -43,6 +43,9 @@ class Matches(NamedTuple):
     confidence: FloatArray
 
 
+# Minimum trust of a consistent match. On 70 pairs each of validation rooms and real training scans below 35 % overlap:
+# inlier ratio 16.6 -> 42.1 % and 30.8 -> 39.2 %, pairs with more than 5 % inliers 75.7 -> 75.7 % and 72.9 -> 77.1 %.
+MIN_TRUST = 0.1
 NO_MATCHES = Matches(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros(0))
 
 
@@ -84,6 +87,8 @@ class Registration:
     predicted: metres, standard deviation of unconstrained directions that were predicted; 0 if all were measured.
     quality: log-odds of the acceptance rule, NaN if no motion was tested.
     guess: (4, 4), the most likely motion of a refused pair, or None. For evaluation and diagnosis only.
+    trust: (M,) in [0, 1], how well each match agrees with the others in distances and normals, whatever the motion is;
+    None if that was not computed.
     """
 
     transform: FloatArray | None
@@ -98,6 +103,15 @@ class Registration:
     predicted: float = 0.0
     quality: float = float("nan")
     guess: FloatArray | None = None
+    trust: FloatArray | None = None
+
+    @property
+    def consistent(self) -> Matches:
+        """The trusted matches: far fewer wrong ones among them, accepted or not. None if trust was not computed."""
+        if self.trust is None:
+            return NO_MATCHES
+        kept = self.trust >= MIN_TRUST
+        return Matches(*(column[kept] for column in self.matches))
 
     @property
     def ok(self) -> bool:

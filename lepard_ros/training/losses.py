@@ -79,14 +79,28 @@ def found_share(confidence: Tensor, matches: Tensor, threshold: float = 0.2) -> 
 
 
 def descriptor_loss(
-    scores: Tensor, partner: Tensor, places: Tensor, radius: float, decoys: Tensor | None = None
+    scores: Tensor,
+    partner: Tensor,
+    places: Tensor,
+    radius: float,
+    decoys: Tensor | None = None,
+    nothing: Tensor | None = None,
 ) -> Tensor:
     """Contrastive loss of K fine points against all M points of the other cloud.
 
     scores: (K, M); partner: (K,) indices; places: (M, 3). Points within `radius` metres of the true partner count
-    neither as positives nor as negatives. decoys: (K, D) scores with points that are always negatives.
+    neither as positives nor as negatives. decoys: (K, D) scores with points that are always negatives. nothing: score
+    of no partner, another negative.
     """
     near = torch.cdist(places[partner], places) < radius
     near[torch.arange(len(partner), device=partner.device), partner] = False
     scores = scores.masked_fill(near, float("-inf"))
-    return torch.nn.functional.cross_entropy(scores if decoys is None else torch.cat([scores, decoys], 1), partner)
+    others = [] if decoys is None else [decoys]
+    if nothing is not None:
+        others.append(nothing.expand(len(scores), 1))
+    return torch.nn.functional.cross_entropy(torch.cat([scores, *others], 1) if others else scores, partner)
+
+
+def unmatched_loss(scores: Tensor, nothing: Tensor) -> Tensor:
+    """Cross entropy of K points without a partner: their scores (K, M) must stay below that of no partner."""
+    return (torch.nn.functional.softplus(scores.logsumexp(1) - nothing)).mean()

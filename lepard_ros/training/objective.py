@@ -13,10 +13,10 @@ from torch import Tensor
 from lepard_ros.cloud.neighbours import radius_neighbours
 from lepard_ros.cloud.pyramid import stack_pyramids
 from lepard_ros.network.config import MATCH_LEVEL
-from lepard_ros.network.fine import coarse_prior
+from lepard_ros.network.fine import FineMatching, coarse_prior
 from lepard_ros.network.lepard import CoarseCloud, Lepard, LepardOutput, pad_clouds
 from lepard_ros.network.procrustes import RigidFit
-from lepard_ros.training.losses import descriptor_loss, rejection_loss, total_loss
+from lepard_ros.training.losses import descriptor_loss, rejection_loss, total_loss, unmatched_loss
 from lepard_ros.training.samples import Pair, Sample
 from lepard_ros.training.truth import mutual_matches
 
@@ -34,6 +34,7 @@ class ObjectiveSettings(NamedTuple):
     coarse_weight: float = 1.0
     descriptor_weight: float = 2.0
     guided_weight: float = 0.3
+    unmatched_weight: float = 1.0  # of fine points without a partner (needs a dustbin)
     fine_points: int = 256
     coarse_every: int = 1  # the transformer, the most expensive part, runs on every n-th pair of a step
     warping_gate: float = 0.0  # minimum share of true matches found before the warping loss is used
@@ -266,25 +267,40 @@ def _fine_losses(
     places = target.pyramid.points[0]
     chosen = torch.randperm(len(warped), generator=generator)[: 4 * count].to(warped.device)
     nearest = radius_neighbours(warped[chosen], places, network.config.grid, 1)[:, 0].to(chosen.device)
+    alone = chosen[nearest == len(places)][:count]
     kept = (nearest < len(places)).nonzero()[:count, 0]
     if len(kept) < 16:
         return None
     chosen, nearest = chosen[kept], nearest[kept]
     radius = 3 * network.config.grid
     scores = x[chosen] @ y.T * matching.scale
-    forth = descriptor_loss(scores, nearest, places, radius)
+    forth = descriptor_loss(scores, nearest, places, radius, nothing=matching.nothing)
     # A point must also prefer its true match to the mirrored source points.
     image = encoded_source.mirrored
     decoys = None if image is None or image.fine is None else y[nearest] @ image.fine.T * matching.scale
-    back = descriptor_loss(y[nearest] @ x.T * matching.scale, chosen, warped, radius, decoys)
+    back = descriptor_loss(y[nearest] @ x.T * matching.scale, chosen, warped, radius, decoys, matching.nothing)
     hit = ((places[scores.detach().argmax(1)] - warped[chosen]).norm(dim=1) < radius).float().mean()
     losses = {"descriptor": (forth + back) / 2, "hit": hit}
+    if matching.nothing is not None:
+        losses["unmatched"] = _unmatched(x, warped, alone, y, places, radius, matching)
     if confidence is not None:
         # The guided loss trains the weight of the guidance, and descriptors for the remaining ambiguity.
         confidence = confidence[: len(source.pyramid.points[MATCH_LEVEL]), : len(target.pyramid.points[MATCH_LEVEL])]
         prior = coarse_prior(confidence, matching.guidance)[source.owners[chosen]][:, target.owners]
         losses["guided"] = descriptor_loss(scores + prior, nearest, places, radius)
     return losses
+
+
+def _unmatched(
+    x: Tensor, warped: Tensor, alone: Tensor, y: Tensor, places: Tensor, radius: float, matching: FineMatching
+) -> Tensor:
+    """Loss of the source points `alone` that have no target point within `radius` metres."""
+    partner = radius_neighbours(warped[alone], places, radius, 1)[:, 0].to(alone.device)
+    alone = alone[partner == len(places)]
+    if not len(alone):
+        return x.new_zeros(())
+    assert matching.nothing is not None
+    return unmatched_loss(x[alone] @ y.T * matching.scale, matching.nothing)
 
 
 class MatchQuality(NamedTuple):

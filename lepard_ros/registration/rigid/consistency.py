@@ -23,6 +23,7 @@ REFINED, REFINEMENTS = 48, 3  # distinct seeds that are refined on all matches, 
 # in cells and as a share of their distance. Chosen on 200 pairs of validation rooms and real training scans.
 MAX_LEAN_CHANGE, MAX_HEIGHT_CHANGE, MAX_RISE_CHANGE = 0.3, 1.5, 0.15
 DOUBT = 0.2  # factor on the compatibility if the normals differ: on noisy surfaces they do for some correct matches
+TRUST_ROUNDS = 10  # power iterations
 SEPARATION, SEPARATION_DEGREES = 5.0, 12.0  # motions nearer than both (cells at the centre, degrees) are one motion
 
 
@@ -53,12 +54,13 @@ class MatchNormals(NamedTuple):
 class Hypotheses(NamedTuple):
     """Distinct motions, best first. transforms: (H, 4, 4) float64. scores: (H,) confidence-weighted inliers.
 
-    inliers: (H, M) bool, the matches that agree with each.
+    inliers: (H, M) bool, the matches that agree with each. trust: (M,) in [0, 1], see `match_trust`.
     """
 
     transforms: Tensor
     scores: Tensor
     inliers: Tensor
+    trust: Tensor
 
 
 def find_hypotheses(
@@ -80,6 +82,7 @@ def find_hypotheses(
     agreement = pair_agreement(source[strongest], target[strongest], settings.length_tolerance)
     if normals is not None:
         agreement *= DOUBT + (1 - DOUBT) * normals_agree(source[strongest], target[strongest], normals)
+    trust = match_trust(agreement, weights[strongest])
     transforms = seed_motions(source[strongest], target[strongest], weights[strongest], agreement, settings.seeds)
     transforms = refine_motions(transforms, source, target, weights, settings)
     residuals = match_residuals(transforms, source, target)
@@ -87,13 +90,27 @@ def find_hypotheses(
     chosen = distinct_motions(transforms, scores, source, settings.hypotheses)
     found = transforms[chosen].clone()
     found[:, :3, 3] *= spacing
-    return Hypotheses(found, scores[chosen], residuals[chosen] < settings.inlier_radius)
+    trust = torch.nn.functional.pad(trust, (0, len(source) - len(trust)))  # the weakest matches were not compared
+    return Hypotheses(found, scores[chosen], residuals[chosen] < settings.inlier_radius, trust)
 
 
 def match_weights(confidence: Tensor) -> Tensor:
     """Confidences as weights with mean one; square root, because networks are overconfident."""
     weights = confidence.float().clamp(1e-4, 1.0).sqrt()
     return weights / weights.mean().clamp_min(1e-9)
+
+
+def match_trust(agreement: Tensor, weights: Tensor) -> Tensor:
+    """Trust of each match, (M,) in [0, 1]: how well it agrees with the matches that agree best with each other.
+
+    agreement: (M, M) in [0, 1]. The leading eigenvector, relative to its largest entry: a correct match agrees with the
+    other correct ones, a wrong one with few, whichever motion is correct.
+    """
+    trust = weights
+    for _ in range(TRUST_ROUNDS):
+        trust = agreement @ trust
+        trust = trust / trust.norm().clamp_min(1e-9)
+    return trust / trust.max().clamp_min(1e-9)
 
 
 def seed_motions(source: Tensor, target: Tensor, weights: Tensor, agreement: Tensor, count: int) -> Tensor:

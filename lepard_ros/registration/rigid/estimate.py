@@ -2,6 +2,7 @@
 """Rigid motion from matches: hypotheses, verification, refinement, acceptance."""
 
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +37,14 @@ VERIFY_POINTS, VERIFY_ITERATIONS = 800, 5  # for each hypothesis
 REFINED, REFINE_POINTS, REFINE_ITERATIONS = 2, 1500, 30
 REFINE_REACH = 5.0  # maximum correspondence distance at the start of the refinement, in cells
 RANKED_MATCHES, RANKED_SEEDS = 300, 24  # for `agreement`
+
+
+class Candidates(NamedTuple):
+    """Distinct motions (H, 4, 4), best first; why there are none, if so; and the trust (M,) of the matches."""
+
+    motions: FloatArray
+    reason: Status
+    trust: FloatArray
 
 
 @dataclass(frozen=True)
@@ -90,21 +99,19 @@ def register_matches(
     early = _hopeless(matches, source, target)
     if early is not None:
         return _refused(early, matches, clock, method)
-    candidates, reason = candidate_motions(matches, source, target, settings)
+    found = candidate_motions(matches, source, target, settings)
     clock.stop("hypotheses")
-    if further is not None:
-        candidates = np.concatenate([candidates, further])
-    if len(candidates) == 0:
-        return _refused(reason, matches, clock, method)
-    return replace(register_candidates(matches, source, target, candidates, settings, clock), method=method)
+    motions = found.motions if further is None else np.concatenate([found.motions, further])
+    if len(motions) == 0:
+        return _refused(found.reason, matches, clock, method, found.trust)
+    result = register_candidates(matches, source, target, motions, settings, clock)
+    return replace(result, method=method, trust=found.trust)
 
 
-def candidate_motions(
-    matches: Matches, source: Surface, target: Surface, settings: RigidSettings
-) -> tuple[FloatArray, Status]:
-    """Distinct motions (H, 4, 4) supported by matches between two surfaces, best first, or why there are none."""
+def candidate_motions(matches: Matches, source: Surface, target: Surface, settings: RigidSettings) -> Candidates:
+    """The motions supported by matches between two surfaces."""
     if len(matches.confidence) < MIN_INLIERS:
-        return np.zeros((0, 4, 4)), Status.TOO_FEW_MATCHES
+        return Candidates(np.zeros((0, 4, 4)), Status.TOO_FEW_MATCHES, np.zeros(len(matches.confidence)))
     return _usable(_hypotheses(matches, source, target, settings), matches, target.spacing)
 
 
@@ -167,9 +174,11 @@ def _hopeless(matches: Matches, source: Surface, target: Surface) -> Status | No
     return None
 
 
-def _refused(status: Status, matches: Matches, clock: StageClock, method: str) -> Registration:
+def _refused(
+    status: Status, matches: Matches, clock: StageClock, method: str, trust: FloatArray | None = None
+) -> Registration:
     none = np.zeros(len(matches.confidence), dtype=bool)
-    return Registration(None, status, matches, none, seconds=clock.seconds, method=method)
+    return Registration(None, status, matches, none, seconds=clock.seconds, method=method, trust=trust)
 
 
 def _hypotheses(matches: Matches, source: Surface, target: Surface, settings: RigidSettings) -> Hypotheses:
@@ -187,13 +196,14 @@ def normals_at(points: FloatArray, surface: Surface) -> FloatArray:
     return surface.normals[surface.tree.query(points)[1]]
 
 
-def _usable(hypotheses: Hypotheses, matches: Matches, spacing: float) -> tuple[FloatArray, Status]:
-    """Hypotheses (H, 4, 4) with enough inliers that are not collinear; and the reason if there are none."""
+def _usable(hypotheses: Hypotheses, matches: Matches, spacing: float) -> Candidates:
+    """The hypotheses with enough inliers that are not collinear."""
     inliers = hypotheses.inliers.cpu().numpy()
     enough = inliers.sum(1) >= MIN_INLIERS
     spread = np.array([_breadth(matches.source[row]) for row in inliers]) > spacing
     reason = Status.DEGENERATE if enough.any() else Status.TOO_FEW_INLIERS
-    return hypotheses.transforms.cpu().numpy()[enough & spread], reason
+    motions = hypotheses.transforms.cpu().numpy()[enough & spread]
+    return Candidates(motions, reason, hypotheses.trust.double().cpu().numpy())
 
 
 def _breadth(points: FloatArray) -> float:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,7 @@ MAX_GROWTH = 20.0  # megabytes
 MINUTE = 60  # samples: the working memory of a cloud comes and goes, so medians over a minute are compared
 MIN_OK = 0.99  # share of the clouds from the second round on
 MIN_OK_WARPS = 0.8  # the same in deformable mode
+MAX_REASONS = 5  # printed, for clouds without a pose or warp
 INTERNAL_ERROR = "Tracking a cloud failed"
 
 
@@ -134,6 +136,9 @@ def judge(recorder: Recorder, memory: list[float], ended: bool, log: str, min_ok
     print(f"clouds processed      {len(notes)}, dropped {notes[-1].dropped if notes else 0}")
     told = ", ".join(f"{name} {count}" for name, count in states.items())
     print(f"states, known walk    {told}: {100 * share:.1f} % OK")
+    reasons = Counter(note.reason for note in known if note.state == "LOST").most_common(MAX_REASONS)
+    for reason, number in reasons:
+        print(f"  LOST {number:5}         {reason}")
     print(f"latency               median {np.median(latency):.2f} s, 95 % {np.percentile(latency, 95):.2f} s")
     print(f"memory after warm-up  {before:.0f} MB, at the end {after:.0f} MB ({growth:+.0f}), most {max(warm):.0f} MB")
     print(f"unforeseen errors     {failures}{', and the node ended by itself' if ended else ''}")

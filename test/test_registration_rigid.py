@@ -10,7 +10,14 @@ import pytest
 from conftest import shared_data
 from lepard_ros.errors import InputError
 from lepard_ros.geometry.rigid_motion import move, rotation_angle
-from lepard_ros.registration.rigid.estimate import RigidSettings, agreement, candidate_motions, register_matches
+from lepard_ros.registration.rigid.estimate import (
+    RigidSettings,
+    Verified,
+    agreement,
+    candidate_motions,
+    register_matches,
+    rivalry,
+)
 from lepard_ros.registration.rigid.fallback import register_fpfh
 from lepard_ros.registration.types import NO_MATCHES, Matches, Registration, StageClock, Status, Surface
 from registration_scene import SPACING, two_views
@@ -185,6 +192,33 @@ def test_agreement_ranks_pairs_by_their_true_matches() -> None:
     ]
     assert scores[0] < 0.5 * scores[1] < 0.5 * scores[2]
     assert agreement(NO_MATCHES, SPACING, RigidSettings()) == 0.0
+
+
+def test_the_odds_of_a_rival_count_against_a_motion() -> None:
+    """With odds of 4 for the best motion and 2 for another one: 4 / (1 + 2). The same motion again is no rival."""
+    source = two_views(0)[0]
+    near, far = np.eye(4), np.eye(4)
+    near[0, 3], far[0, 3] = 0.02, 1.0
+    odds = np.log([4.0, 3.0, 2.0])
+    verified = Verified(np.stack([np.eye(4), near, far]), odds)
+    assert odds[0] - rivalry(verified, np.eye(4), source, SPACING) == pytest.approx(np.log(4 / 3))
+    alone = Verified(verified.motions[:2], odds[:2])
+    assert rivalry(alone, np.eye(4), source, SPACING) == 0.0
+
+
+def test_a_scene_that_is_there_twice_is_ambiguous_for_a_lone_pair() -> None:
+    source, target, motion = two_views(0)
+    shift = np.array([0.0, 0.0, 8.0])
+    points, normals = np.concatenate([target.points, target.points + shift]), np.tile(target.normals, (2, 1))
+    twice = Surface(points, normals, SPACING, np.full(3, np.nan))
+    matches = view_matches(source, target, motion, 600, 0.4)
+    there = Matches(matches.source, matches.target + shift, matches.confidence)
+    both = Matches(*(np.concatenate(columns) for columns in zip(matches, there, strict=True)))
+    lenient = RigidSettings()
+    assert register_matches(both, source, twice, lenient).ok
+    found = register_matches(both, source, twice, lenient.alone(0.4))
+    assert found.status is Status.AMBIGUOUS and found.transform is None and found.guess is not None
+    assert register_matches(matches, source, target, lenient.alone(0.4)).ok
 
 
 @pytest.mark.parametrize("count", range(5))

@@ -25,6 +25,7 @@ class Status(enum.Enum):
     LOW_OVERLAP = "the aligned clouds overlap too little"
     HIGH_RESIDUAL = "the residual of the aligned clouds is too high"
     FREE_SPACE = "the aligned cloud lies in observed free space"
+    AMBIGUOUS = "another motion is nearly as likely"
     INSIDE_OUT = "the warped surface lies on the target inside out, like a mirrored limb"
     SCRAMBLED = "the parts of the warped surface rotate against each other too much"
     NOT_CONVERGED = "the optimisation did not converge"

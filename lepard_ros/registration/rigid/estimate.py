@@ -9,6 +9,7 @@ import torch
 
 from lepard_ros.errors import InputError
 from lepard_ros.geometry.arrays import FloatArray
+from lepard_ros.geometry.rigid_motion import move, rotation_angle
 from lepard_ros.registration.rigid.acceptance import (
     MIN_INLIERS,
     AcceptanceSettings,
@@ -21,6 +22,8 @@ from lepard_ros.registration.rigid.acceptance import (
     quality,
 )
 from lepard_ros.registration.rigid.consistency import (
+    SEPARATION,
+    SEPARATION_DEGREES,
     ConsistencySettings,
     Hypotheses,
     MatchNormals,
@@ -53,7 +56,7 @@ class RigidSettings:
 
     refine_points: points on which a refined motion is judged. refine_iterations: maximum ICP steps for refining the
     best hypotheses. patch: correlation length of residuals in metres, see `alignment_covariance`. device: for
-    hypotheses and ICP steps.
+    hypotheses and ICP steps. rivals: whether the likeliest other motion counts against the best one, see `rivalry`.
     """
 
     consistency: ConsistencySettings = field(default_factory=ConsistencySettings)
@@ -63,14 +66,16 @@ class RigidSettings:
     refine_iterations: int = REFINE_ITERATIONS
     patch: float = PATCH
     device: str = "cpu"
+    rivals: bool = False
 
     def patient(self, factor: int) -> "RigidSettings":
         """The same settings with `factor` times the iterations for refining a motion."""
         return replace(self, refine_iterations=factor * self.refine_iterations)
 
-    def stricter(self, odds: float) -> "RigidSettings":
-        """The same settings with `odds` added to the minimum log-odds."""
-        return replace(self, acceptance=replace(self.acceptance, min_quality=self.acceptance.min_quality + odds))
+    def alone(self, odds: float) -> "RigidSettings":
+        """The same settings for a pair that nothing else confirms: `odds` more log-odds needed, and no likely rival."""
+        rule = replace(self.acceptance, min_quality=self.acceptance.min_quality + odds)
+        return replace(self, acceptance=rule, rivals=True)
 
     def widened(self, factor: float) -> "RigidSettings":
         """The same settings for matches that are less accurate by a factor."""
@@ -139,9 +144,9 @@ def register_candidates(
 ) -> Registration:
     """Verify motions (H, 4, 4) on the surfaces, refine the best one and test it for acceptance."""
     clock = clock or StageClock()
-    best = _verify(matches, source, target, candidates, settings)
+    verified = _verify(matches, source, target, candidates, settings)
     clock.stop("verification")
-    result = _refine(matches, source, target, best, settings)
+    result = _refine(matches, source, target, verified, settings)
     clock.stop("refinement")
     return replace(result, seconds=clock.seconds)
 
@@ -213,23 +218,45 @@ def _breadth(points: FloatArray) -> float:
     return float(np.sqrt(max(np.linalg.eigvalsh(np.cov(points.T))[1], 0.0)))
 
 
+class Verified(NamedTuple):
+    """Motions (H, 4, 4) after a few ICP steps on the surfaces, best first, and their log-odds (H,)."""
+
+    motions: FloatArray
+    quality: FloatArray
+
+
 def _verify(
     matches: Matches, source: Surface, target: Surface, candidates: FloatArray, settings: RigidSettings
-) -> FloatArray:
-    """The candidates (H, 4, 4) with the best quality on the surfaces after a few ICP steps each, best first."""
+) -> Verified:
+    """Align candidates (H, 4, 4) for a few steps and judge them."""
     few = distinct_sample(source, VERIFY_POINTS)
     aligned, _ = align(few, target, candidates, VERIFY_ITERATIONS, settings.icp, equations_for(settings.device))
     evidence = gather_evidence(matches, source, target, aligned, settings.acceptance, VERIFY_POINTS)
-    return aligned[np.argsort(-quality(evidence), kind="stable")[:REFINED]]
+    found = quality(evidence)
+    order = np.argsort(-found, kind="stable")
+    return Verified(aligned[order], found[order])
+
+
+def rivalry(verified: Verified, transform: FloatArray, source: Surface, spacing: float) -> float:
+    """The log-odds that the likeliest motion that differs from `transform` (4, 4) takes from it.
+
+    Only one motion can be correct. With odds a for this one, b for the other, and 1 for neither, they are a / (1 + b).
+    spacing: metres, of the target.
+    """
+    centre = source.points.mean(0)[None]
+    apart = np.linalg.norm(move(verified.motions, centre)[:, 0] - move(transform, centre), axis=1)
+    turned = np.degrees(rotation_angle(verified.motions[:, :3, :3].swapaxes(1, 2) @ transform[:3, :3]))
+    rival = (apart > SEPARATION * spacing) | (turned > SEPARATION_DEGREES)
+    return float(np.logaddexp(0.0, verified.quality[rival].max())) if rival.any() else 0.0
 
 
 def _refine(
-    matches: Matches, source: Surface, target: Surface, motions: FloatArray, settings: RigidSettings
+    matches: Matches, source: Surface, target: Surface, verified: Verified, settings: RigidSettings
 ) -> Registration:
-    """Refine motions (H, 4, 4) to convergence and test the best one for acceptance."""
+    """Refine the best motions to convergence and test the best one of them for acceptance."""
     icp = replace(settings.icp, first_reach=max(REFINE_REACH, settings.icp.first_reach))
     many, make = distinct_sample(source, REFINE_POINTS), equations_for(settings.device)
-    motions, settled = align(many, target, motions, settings.refine_iterations, icp, make)
+    motions, settled = align(many, target, verified.motions[:REFINED], settings.refine_iterations, icp, make)
     rule, points = settings.acceptance, settings.refine_points
     contact = contact_between(source, target, motions, points)
     evidence = gather_evidence(matches, source, target, motions, rule, points, contact)
@@ -238,7 +265,8 @@ def _refine(
         Contact._make(values[best] for values in contact),
         Evidence._make(values[best] for values in evidence),
     )
-    return verdict(matches, target.spacing, motions[best], contact, evidence, bool(settled[best[0]]), settings)
+    rival = rivalry(verified, motions[best[0]], source, target.spacing) if settings.rivals else 0.0
+    return verdict(matches, target.spacing, motions[best], contact, evidence, bool(settled[best[0]]), settings, rival)
 
 
 def verdict(
@@ -249,13 +277,16 @@ def verdict(
     evidence: Evidence,
     settled: bool,
     settings: RigidSettings,
+    rival: float = 0.0,
 ) -> Registration:
     """Test an aligned motion (1, 4, 4) for acceptance, whether it came from matches or from a guess.
 
     spacing: of the target, in metres. contact, evidence: for this motion. settled: whether the alignment converged.
-    matches: used only to report the inliers.
+    matches: used only to report the inliers. rival: log-odds that another motion takes from this one.
     """
-    status = judge(evidence, settings.acceptance)
+    status, odds = judge(evidence, settings.acceptance), float(quality(evidence)[0]) - rival
+    if status is Status.OK and odds < settings.acceptance.min_quality:
+        status = Status.AMBIGUOUS
     if status is Status.OK and not settled:
         status = Status.NOT_CONVERGED
     reach = settings.icp.last_reach * spacing
@@ -270,7 +301,7 @@ def verdict(
         inliers=agreeing_matches(matches, transform, settings.acceptance.match_radius * spacing)[0],
         rmse=float(np.sqrt(np.mean(contact.residual[lying] ** 2))) if lying.any() else float("nan"),
         overlap=float(lying.mean()),
-        quality=float(quality(evidence)[0]),
+        quality=odds,
         guess=None if accepted else transform[0],
         covariance=alignment_covariance(contact, weight, transform[0], spacing, settings.patch) if accepted else None,
     )

@@ -49,7 +49,7 @@ MIN_COARSER = 1.4  # minimum factor between the two grids
 PATIENCE = 2  # factor on the iterations that refine the motion of a further try
 FURTHER_ODDS = math.log(2.0)  # additional log-odds that a third try needs: the rule was fitted on two
 # Additional log-odds that `register` needs: nothing else confirms its motion, whereas a tracker confirms each jump. Of
-# 1,590 motions of real training scans and of rooms that the weights had not seen (below 35 % overlap, both tries), 843 of
+# 1,590 motions of real training scans and of rooms that no weights had seen (below 35 % overlap, both tries), 843 of
 # 937 correct ones pass, 5 of 121 wrong ones, and none of 532 between different rooms. With 0.7 and without rivals: 847,
 # 11 and 1.
 ALONE_ODDS = 0.4

@@ -9,6 +9,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # from malloc.h
 # Bytes: larger blocks still come from the system, and free memory beyond this is returned to it. The tables of a
 # paper-size network take up to 40 MB; a node with a small network must not hold memory that it does not need.
 SMALL_NETWORK, LARGE_NETWORK = (32 * 2**20, 32 * 2**20), (64 * 2**20, 1024 * 2**20)
+RELEASE_SECONDS = 10.0  # between two calls of `release_freed_memory` by a program that runs for hours
 
 
 def keep_freed_memory(large: bool = False) -> bool:
@@ -27,14 +28,15 @@ def keep_freed_memory(large: bool = False) -> bool:
     return all(agreed)
 
 
-def release_freed_memory() -> bool:
-    """Return freed blocks to the system, also those between blocks in use; returns whether that worked.
+def release_freed_memory() -> None:
+    """Return freed blocks to the system, also those between blocks in use, if the C library supports it.
 
-    Tables of ever other sizes fragment the memory, so that a process seems to grow for hours. It takes a few
-    milliseconds, and the next tables need new pages.
+    Tables of ever other sizes fragment the memory, so that a process seems to grow for hours. It takes up to 13 ms,
+    and the next tables need new pages.
     """
     trim = _from_glibc("malloc_trim")
-    return trim is not None and bool(trim(0))
+    if trim is not None:
+        trim(0)
 
 
 def _from_glibc(name: str) -> Any:

@@ -26,6 +26,7 @@ from lepard_ros import __version__
 from lepard_ros.cloud.ranges import LIVE_POINTS, crop_range
 from lepard_ros.errors import InputError
 from lepard_ros.msg import TrackingStatus
+from lepard_ros.network.allocator import RELEASE_SECONDS, release_freed_memory
 from lepard_ros.registration.types import StageClock
 from lepard_ros.ros import conversion
 from lepard_ros.ros.compat import TransformBroadcaster
@@ -108,15 +109,15 @@ class LepardNode(LifecycleNode):
         self.add_post_set_parameters_callback(self._take_parameters)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", EVERY_FRAME)
         # A steady clock, so that diagnostics are published even with use_sim_time and no /clock.
-        self.create_timer(DIAGNOSTICS_PERIOD, self._publish_diagnostics, clock=Clock(clock_type=ClockType.STEADY_TIME))
+        steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self.create_timer(DIAGNOSTICS_PERIOD, self._publish_diagnostics, clock=steady)
+        self.create_timer(RELEASE_SECONDS, release_freed_memory, clock=steady)
         self.create_service(Trigger, "~/reset", self._on_reset)
         self.create_service(Trigger, "~/save", self._on_save)
         self._broadcaster = TransformBroadcaster(self)
         if self.settings.odom_frame and self.settings.tf_rate:
-            steady = Clock(clock_type=ClockType.STEADY_TIME)
             self.create_timer(1 / self.settings.tf_rate, self._repeat_transform, clock=steady)
         elif self.settings.extrapolation_rate:
-            steady = Clock(clock_type=ClockType.STEADY_TIME)
             self.create_timer(1 / self.settings.extrapolation_rate, self._send_prediction, clock=steady)
 
     # ---- lifecycle ----

@@ -21,7 +21,7 @@ import numpy as np
 
 from lepard_ros.errors import InputError
 from lepard_ros.geometry.arrays import FloatArray
-from lepard_ros.network.allocator import keep_freed_memory, release_freed_memory
+from lepard_ros.network.allocator import RELEASE_SECONDS, keep_freed_memory, release_freed_memory
 from lepard_ros.tracking.background import NICE_INCREMENT
 from lepard_ros.tracking.observations import CloudMatches, View
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from lepard_ros.registration.types import Registration, Surface
     from lepard_ros.tracking.matching_worker import MatchingResult, MatchingTask
 
-RELEASE_SECONDS = 10.0  # between two times that freed memory is returned to the system
 EXIT_SECONDS = 0.5  # time to exit before it is killed; it holds nothing that must be saved
 
 

@@ -48,10 +48,10 @@ COARSE_CELLS = 1_500  # of the smaller cloud, on the second grid of a further tr
 MIN_COARSER = 1.4  # minimum factor between the two grids
 PATIENCE = 2  # factor on the iterations that refine the motion of a further try
 FURTHER_ODDS = math.log(2.0)  # additional log-odds that a third try needs: the rule was fitted on two
-# Additional log-odds that `register` needs: nothing else confirms its motion, whereas a tracker confirms each jump. Below
-# 35 % overlap, of 299 pairs of unseen rooms, 212 of real training scans and 298 of different rooms, 345 correct motions
-# pass, 1 wrong one, and 1 of different rooms. With 0.7: 360, 1 and 1; with 0.4: 369, 4 and 4. Raised from 0.7 for the
-# goal of 3DLoMatch, at most 2 % wrong: that set is not independent of it.
+# Additional log-odds that `register` needs: nothing else confirms its motion, whereas a tracker confirms each jump. Of
+# 299 pairs of unseen rooms and 212 of real training scans (below 35 % overlap) and 298 of different rooms, 345 correct
+# motions pass, 1 wrong one, and 1 of different rooms. With 0.7: 360, 1 and 1; with 0.4: 369, 4 and 4. Raised from 0.7
+# for the goal of 3DLoMatch, at most 2 % wrong: that set is not independent of it.
 ALONE_ODDS = 1.0
 MAX_SIDES = 2  # orientations of clouds without a viewpoint that are tried again
 COARSE_TOLERANCE = 2.0  # factor on the tolerances for coarse matches, relative to fine ones

@@ -40,11 +40,16 @@ def film() -> CreatureSequence:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process runs; one that only waits to be asked for its end does not."""
+    """Whether a process runs; one that only waits to be asked for its end does not.
+
+    A killed one may still have threads that end: nobody can ask for its end before they are gone.
+    """
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:
         return False
+    state, threads = fields[0], int(fields[17])
+    return state != "Z" or threads > 1
 
 
 def ends(pid: int, seconds: float = 10.0) -> bool:

@@ -102,7 +102,7 @@ def test_weights_to_begin_with_keep_their_mode_unless_a_preset_is_asked_for() ->
     (network, mode), shipped = start("--init", "deformable"), load("deformable")[0]
     assert mode == "deformable" and network.config == shipped.config
     assert all(torch.equal(a, b) for a, b in zip(network.parameters(), shipped.parameters(), strict=True))
-    wider = ["--set", "bottleneck=2", "--set", "decoder=smooth", "--set", "context=2"]  # as the rigid weights are
+    wider = ["--set", "bottleneck=2", "--set", "decoder=smooth", "--set", "context=2", "--set", "dustbin=true"]
     network, mode = start("--init", "rigid", "--preset", "small_deformable", *wider)
     assert mode == "deformable" and network.config.grid == shipped.config.grid
     assert start()[1] == "rigid"

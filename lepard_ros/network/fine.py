@@ -39,7 +39,8 @@ class FineMatching(nn.Module):
         self.nothing = nn.Parameter(torch.tensor(FIRST_NOTHING)) if dustbin else None
 
 
-# The score of matching nothing before training: two thirds of the shipped descriptors' matches above it are right.
+# The score of matching nothing before training. The best scores of descriptors trained without it have a median of 8 to
+# 11, and their matches are best ordered with 16 to 18.
 FIRST_NOTHING = 16.0
 # Rows of the score table that are computed at once: few, so that they stay in the cache.
 CHUNK = 128

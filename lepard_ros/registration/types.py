@@ -86,7 +86,7 @@ class Registration:
     covariance: (6, 6) of the motion [translation, rotation vector] in the target's frame, or None.
     seconds: wall time by stage. method: which estimator found it ("lepard" or a fallback's name).
     predicted: metres, standard deviation of unconstrained directions that were predicted; 0 if all were measured.
-    quality: log-odds of the acceptance rule, NaN if no motion was tested.
+    quality: log-odds of the acceptance rule, less those of a likely rival if it counts; NaN if no motion was tested.
     guess: (4, 4), the most likely motion of a refused pair, or None. For evaluation and diagnosis only.
     trust: (M,) in [0, 1], how well each match agrees with the others in distances and normals, whatever the motion is;
     None if that was not computed.
@@ -108,7 +108,7 @@ class Registration:
 
     @property
     def consistent(self) -> Matches:
-        """The trusted matches: far fewer wrong ones among them, accepted or not. None if trust was not computed."""
+        """The trusted matches, of an accepted or a refused pair; no matches if trust was not computed."""
         if self.trust is None:
             return NO_MATCHES
         kept = self.trust >= MIN_TRUST

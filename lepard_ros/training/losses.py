@@ -103,4 +103,4 @@ def descriptor_loss(
 
 def unmatched_loss(scores: Tensor, nothing: Tensor) -> Tensor:
     """Cross entropy of K points without a partner: their scores (K, M) must stay below that of no partner."""
-    return (torch.nn.functional.softplus(scores.logsumexp(1) - nothing)).mean()
+    return torch.nn.functional.softplus(scores.logsumexp(1) - nothing).mean()
